@@ -15,7 +15,7 @@ from benchmarks.runner import BenchmarkOptions, LogFunction
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig
 from qkv.cost import Mode, Precision, Workload
-from qkv.cost.calibration import Calibration, find_calibration
+from qkv.cost.calibration import Calibration, find_newest_calibration
 from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.cost.workload import DeviceType
@@ -142,7 +142,7 @@ def growth(options: BenchmarkOptions) -> Report:
 def _find_or_create_calibration(device: torch.device, log: LogFunction) -> Calibration:
     """Return the saved calibration of this device, or calibrate it."""
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
-    calibration = find_calibration(Mode.PREFILL, dtype, device=device_name(device))
+    calibration = find_newest_calibration(Mode.PREFILL, dtype, device=device_name(device))
     if calibration is not None:
         return calibration
     grid = replace(GPU if device.type == "cuda" else CPU, recurrence=FEW_RECURRENCES)

@@ -5,11 +5,11 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.encode_workload import EncodeFunction, Workload, mean_pool, serve_encoding
-from qkv.tasks.batch_encoder import BatchEncoder
+from qkv.tasks.batch_encoder import BERTBatchEncoder
 
 
 def build(workload: Workload) -> tuple[EncodeFunction, dict[str, str]]:
-    reader = BatchEncoder(workload.model())
+    reader = BERTBatchEncoder(workload.model())
 
     @torch.no_grad()
     def encode(texts: list[list[int]]) -> Tensor:

@@ -83,7 +83,7 @@ def test_the_output_of_an_ablated_head_is_zero(command, folder):
 
 def test_a_masked_edge_has_weight_zero_and_the_sink_can_be_excluded(command, folder):
     tokens = prepare_input(load(folder), TEXT).sequence
-    query, key = tokens.find_word("it")[-1], tokens.find_word("cat")[-1]
+    query, key = tokens.find_last_occurrence("it")[-1], tokens.find_last_occurrence("cat")[-1]
     result = json.loads(command(folder, TEXT, "--view", "map", "--layer", 1, "--mask-edge", "it:cat", "--json").out)
     assert result["weights"][query][key] == 0
     result = json.loads(command(folder, TEXT, "--view", "map", "--no-sink", "--words", "--json").out)
@@ -148,9 +148,9 @@ def test_a_word_of_the_translation_refers_to_the_row_that_the_map_labels_with_it
     model_input = prepare_input(load(translator), "the cat sat", "the dog slept")
     arguments = [translator, "the cat sat", "--target", "the dog slept"]
     chosen, fed, key = (
-        model_input.generated.find_word("dog")[-1],
-        model_input.sequence.find_word("dog")[-1],
-        model_input.source.find_word("cat")[-1],
+        model_input.generated.find_last_occurrence("dog")[-1],
+        model_input.sequence.find_last_occurrence("dog")[-1],
+        model_input.source.find_last_occurrence("cat")[-1],
     )
     mask = ["--mask-edge", "dog:cat", "--stack", "cross"]
     result = json.loads(command(*arguments, "--view", "map", *mask, "--json").out)

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from qkv.config import FinetuningSettings, GPTConfig, RNNConfig, SamplingConfig
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.cost.workload import Workload
 from qkv.errors import ConfigError
 
@@ -88,11 +88,11 @@ def test_configs_compare_by_value_and_class():
 
 
 def test_only_similar_words_and_completions_are_suggested():
-    assert "'gpt2'" in suggest_closest("gpt", ["gpt2", "bert"])
-    assert suggest_closest("zzz", ["gpt2", "bert"]) == ""
-    assert suggest_closest("foo", ["one-hot", "toy-head-7"]) == ""  # a similarity of 0.4
-    assert "'walkthrough'" in suggest_closest("walk", ["walkthrough", "talk"])
-    assert suggest_closest("to", ["toy-head-7"]) == ""
+    assert "'gpt2'" in did_you_mean_suffix("gpt", ["gpt2", "bert"])
+    assert did_you_mean_suffix("zzz", ["gpt2", "bert"]) == ""
+    assert did_you_mean_suffix("foo", ["one-hot", "toy-head-7"]) == ""  # a similarity of 0.4
+    assert "'walkthrough'" in did_you_mean_suffix("walk", ["walkthrough", "talk"])
+    assert did_you_mean_suffix("to", ["toy-head-7"]) == ""
 
 
 def test_errors_start_with_the_name_of_the_table_instead_of_the_class():

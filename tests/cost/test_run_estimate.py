@@ -4,7 +4,7 @@ import pytest
 
 from qkv.config import preset
 from qkv.cost import Mode, Precision, Workload, estimate_run
-from qkv.cost.calibration import find_calibration, save_calibration
+from qkv.cost.calibration import find_newest_calibration, save_calibration
 from qkv.cost.prediction import predict_time
 from qkv.errors import InputError
 from tests.cost.synthetic_calibration import make_calibration
@@ -32,10 +32,10 @@ def test_a_calibration_in_another_precision_is_an_error():
 
 def test_the_newest_matching_calibration_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert find_calibration(Mode.TRAIN, Precision.FLOAT32) is None
+    assert find_newest_calibration(Mode.TRAIN, Precision.FLOAT32) is None
     save_calibration(make_calibration(), tmp_path / "qkv" / "calibration-a.json")
     save_calibration(make_calibration("cuda", "bfloat16"), tmp_path / "qkv" / "calibration-b.json")
     (tmp_path / "qkv" / "calibration-c.json").write_text("{")
-    assert find_calibration(Mode.TRAIN, Precision.FLOAT32) == make_calibration()
-    assert find_calibration(Mode.TRAIN, Precision.MIXED) == make_calibration("cuda", "bfloat16")
-    assert find_calibration(Mode.TRAIN, Precision.FLOAT32, device="h200") is None
+    assert find_newest_calibration(Mode.TRAIN, Precision.FLOAT32) == make_calibration()
+    assert find_newest_calibration(Mode.TRAIN, Precision.MIXED) == make_calibration("cuda", "bfloat16")
+    assert find_newest_calibration(Mode.TRAIN, Precision.FLOAT32, device="h200") is None

@@ -105,8 +105,8 @@ def test_true_pairs_are_consecutive_and_random_pairs_are_from_different_document
         assert batch.next_sentence_labels.tolist() == pairs.is_random_next.tolist()
         # The row contains the tokens of both segments.
         for row, ids in enumerate(unmasked(batch)):
-            a = source.read_spans(pairs.a[row : row + 1], pairs.n_a[row : row + 1]).tolist()
-            b = source.read_spans(pairs.b[row : row + 1], pairs.n_b[row : row + 1]).tolist()
+            a = source.read_spans_without_separators(pairs.a[row : row + 1], pairs.n_a[row : row + 1]).tolist()
+            b = source.read_spans_without_separators(pairs.b[row : row + 1], pairs.n_b[row : row + 1]).tolist()
             assert ids[1 : len(a) + 1].tolist() == a
             assert ids[len(a) + 2 : len(a) + 2 + len(b)].tolist() == b
 
@@ -217,7 +217,7 @@ def test_micro_batches_keep_the_counts_of_the_batch(source):
     parts = list(batch.split(7))
     assert [len(part.ids) for part in parts] == [7, 7, 7, 2]
     assert sum(part.n_targets for part in parts) == batch.n_targets
-    assert {part.targets_per_row for part in parts} == {batch.n_targets / 23}
+    assert {part.full_batch_targets_per_row for part in parts} == {batch.n_targets / 23}
     assert batch.to("meta").masked_positions.is_meta
 
 

@@ -4,7 +4,7 @@ import lzma
 
 import pytest
 
-from qkv.data.pair_files import PairFile, PairFilter, check_not_swapped
+from qkv.data.pair_files import DeduplicatingPairFilter, PairFile, check_not_swapped
 from qkv.errors import InputError
 from tests.data.pair_corpus import reversed_pairs, write_tsv
 
@@ -46,7 +46,7 @@ def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
 
 
 def test_the_filter_counts_dropped_pairs_and_keeps_case_and_punctuation():
-    pair_filter = PairFilter(max_length_ratio=2.0)
+    pair_filter = DeduplicatingPairFilter(max_length_ratio=2.0)
     valid = [("Go!", "¡Váyase ya!"), ("¿Qué?", "What?"), ("What?", "¿Qué?")]
     invalid = [("", "b"), ("a", ""), ("¿Qué?", "What?"), ("a" * 20, "b" * 41)]
     assert list(pair_filter([*valid, *invalid])) == valid

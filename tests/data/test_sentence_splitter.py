@@ -76,9 +76,9 @@ def test_positions_only_count_text_tokens(tmp_path):
     assert len(store.boundaries) == N_DOCUMENTS * N_SENTENCES + 1
     starts, lengths = np.array([0, 17, store.n_text_tokens - 5]), np.array([41, 1, 5])
     expected = np.concatenate([text_ids[s : s + n] for s, n in zip(starts, lengths, strict=True)])
-    assert store.read_spans(starts, lengths).tolist() == expected.tolist()
+    assert store.read_spans_without_separators(starts, lengths).tolist() == expected.tolist()
     first, end = store.document_span(np.array([7]))
-    text = tokenizer().decode(store.read_spans(first, end - first).tolist())
+    text = tokenizer().decode(store.read_spans_without_separators(first, end - first).tolist())
     assert text.replace(" ", "") == document(7).lower().replace(" ", "")
     assert store.document_at(np.array([first[0] - 1, first[0], end[0] - 1, end[0]])).tolist() == [6, 7, 7, 8]
 
@@ -99,7 +99,9 @@ def test_several_shards_are_equivalent_to_one(tmp_path):
     assert (many.boundaries == single.boundaries).all()
     starts = np.arange(0, single.n_text_tokens - 40, 31)
     lengths = np.full(len(starts), 37)
-    assert (many.read_spans(starts, lengths) == single.read_spans(starts, lengths)).all()
+    assert (
+        many.read_spans_without_separators(starts, lengths) == single.read_spans_without_separators(starts, lengths)
+    ).all()
 
 
 def test_a_store_is_split_between_documents(tmp_path):

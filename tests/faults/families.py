@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from qkv.training import PreparedRun, finish_preparation, prepare_run
+from qkv.training import PreparedRun, prepare_run, write_fingerprints_and_final_recipe
 from tests.data.pair_corpus import reversed_pairs, write_tsv
 from tests.training import runs, test_bert, translation_runs
 
@@ -31,5 +31,5 @@ def prepare_small_run(folder: Path, family: str) -> PreparedRun:
     """Prepare a new run in `folder`/run."""
     write_data(folder, family)
     prepared = prepare_run(RECIPES[family], folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparation(prepared)
+    write_fingerprints_and_final_recipe(prepared)
     return prepared

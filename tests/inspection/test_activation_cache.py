@@ -45,12 +45,12 @@ def test_run_with_cache_does_not_change_the_model():
 def test_find_word_returns_token_positions_and_respects_before():
     sequence = example_input("gpt").sequence
     first, second = ([n for n, word in enumerate(sequence.word_ids) if word == word_id] for word_id in (1, 12))
-    positions = sequence.find_word("cat")
+    positions = sequence.find_last_occurrence("cat")
     assert positions == [n for n in second if sequence.tokens[n] != "."]
-    assert sequence.find_word("cat", before=positions[0]) == first
+    assert sequence.find_last_occurrence("cat", before=positions[0]) == first
     assert "".join(sequence.tokens[n] for n in first).strip() == "cat"
     with pytest.raises(InputError, match="'ca'"):
-        sequence.find_word("ca")
+        sequence.find_last_occurrence("ca")
 
 
 def test_a_pair_has_segments_and_consecutive_word_ids():
@@ -59,7 +59,7 @@ def test_a_pair_has_segments_and_consecutive_word_ids():
     assert pair.segments[0] == 0
     assert pair.segments[-1] == 1
     assert max(word for word in pair.sequence.word_ids if word is not None) == 4
-    assert "".join(pair.sequence.tokens[n] for n in pair.sequence.find_word("dog")).strip() == "dog"
+    assert "".join(pair.sequence.tokens[n] for n in pair.sequence.find_last_occurrence("dog")).strip() == "dog"
 
 
 def test_the_decoder_input_is_the_target_shifted_right():
@@ -76,13 +76,13 @@ def test_the_decoder_input_is_the_target_shifted_right():
 def test_a_word_of_a_translation_is_found_on_both_sides_of_the_decoder(family, target):
     model_input = prepare_input(example_task(family), TEXT, target)
     for word in target.split():
-        positions = model_input.generated.find_word(word) if word.isalpha() else []
+        positions = model_input.generated.find_last_occurrence(word) if word.isalpha() else []
         assert example_task(family).tokenizer.decode([model_input.generated.ids[n] for n in positions]).strip() in (
             word,
             "",
         )
         if positions and word != "slept":
-            assert model_input.sequence.find_word(word) == [n + 1 for n in positions]
+            assert model_input.sequence.find_last_occurrence(word) == [n + 1 for n in positions]
     ends = [span[1] for span in model_input.generated.spans if span is not None]
     assert ends[-1] == len(model_input.generated.text.encode())
     assert model_input.sequence.spans[0] is None

@@ -126,7 +126,7 @@ def test_knock_out_is_the_change_of_the_following_text_with_masked_attention():
     task, text = example_task("gpt"), "The cat sat on the mat, and it slept by the dog."
     effect = coreference(task, text, pronoun="it", candidates=["cat", "mat"])
     model_input = prepare_input(task, text)
-    ids, query = torch.tensor([model_input.sequence.ids]), model_input.sequence.find_word("it")
+    ids, query = torch.tensor([model_input.sequence.ids]), model_input.sequence.find_last_occurrence("it")
 
     def following():
         scores = task.model(ids)[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
@@ -136,7 +136,7 @@ def test_knock_out_is_the_change_of_the_following_text_with_masked_attention():
     for word, change_of in zip(effect.candidates, effect.knock_out, strict=True):
         with ExitStack() as masks:
             for position in query:
-                for key in model_input.sequence.find_word(word):
+                for key in model_input.sequence.find_last_occurrence(word):
                     masks.enter_context(mask_attention(task.model, "blocks.*.attention", query=position, key=key))
             assert following() - before == pytest.approx(change_of, abs=1e-4)
     assert "knock-out" in effect.remarks[-1]
@@ -147,7 +147,7 @@ def test_knock_out_of_a_bert_masks_each_later_token_in_turn(monkeypatch):
     task, text = example_task("bert"), "The cat sat on the mat, and it slept."
     effect = coreference(task, text, pronoun="it", candidates=["cat", "mat"])
     model_input = prepare_input(task, text).sequence
-    mask, query = task.tokenizer.special_id(SpecialToken.MASK), model_input.find_word("it")
+    mask, query = task.tokenizer.special_id(SpecialToken.MASK), model_input.find_last_occurrence("it")
 
     def following():
         total = 0.0
@@ -165,7 +165,9 @@ def test_knock_out_of_a_bert_masks_each_later_token_in_turn(monkeypatch):
     with ExitStack() as masks:
         for position in query:
             masks.enter_context(
-                mask_attention(task.model, "blocks.*.attention", query=position, key=model_input.find_word("mat")[0])
+                mask_attention(
+                    task.model, "blocks.*.attention", query=position, key=model_input.find_last_occurrence("mat")[0]
+                )
             )
         assert following() - before == pytest.approx(effect.knock_out[1], abs=1e-4)
 

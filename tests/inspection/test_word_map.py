@@ -7,7 +7,7 @@ import torch
 from matplotlib.image import imread
 
 from qkv.errors import ShapeError
-from qkv.inspection.word_map import plot_word_map, project_to_2d
+from qkv.inspection.word_map import pca_2d_with_explained_variance, plot_word_map
 
 WORDS = ["king", "queen", "dog", "cat", "red"]
 
@@ -19,7 +19,7 @@ def vectors(n=5, width=7, seed=0):
 def test_the_points_are_the_first_two_principal_components():
     """Compared with the eigenvectors of the covariance, up to the sign."""
     points_in = vectors(23)
-    points, explained_variance = project_to_2d(points_in)
+    points, explained_variance = pca_2d_with_explained_variance(points_in)
     centered = (points_in - points_in.mean(0)).double()
     values, directions = torch.linalg.eigh(centered.T @ centered)
     expected = centered @ directions[:, [-1, -2]]
@@ -29,25 +29,25 @@ def test_the_points_are_the_first_two_principal_components():
 
 def test_vectors_in_a_plane_keep_their_distances():
     flat = torch.nn.functional.pad(vectors(6, 2), (0, 3))
-    points, explained_variance = project_to_2d(flat)
+    points, explained_variance = pca_2d_with_explained_variance(flat)
     torch.testing.assert_close(torch.cdist(points, points), torch.cdist(flat, flat).double(), rtol=1e-4, atol=1e-4)
     assert sum(explained_variance) == pytest.approx(1)
 
 
 def test_the_sign_is_deterministic():
-    points, _ = project_to_2d(vectors())
-    second, _ = project_to_2d(-vectors())
+    points, _ = pca_2d_with_explained_variance(vectors())
+    second, _ = pca_2d_with_explained_variance(-vectors())
     assert (points.gather(0, points.abs().argmax(0, keepdim=True)) > 0).all()
     torch.testing.assert_close(points.abs(), second.abs())
 
 
 def test_two_vectors_and_equal_vectors_can_be_projected():
-    points, explained_variance = project_to_2d(vectors(2))
+    points, explained_variance = pca_2d_with_explained_variance(vectors(2))
     assert explained_variance == pytest.approx([1, 0])
     assert points[:, 1].abs().max() < 1e-6
-    assert project_to_2d(torch.ones(3, 2))[0].abs().max() == 0
+    assert pca_2d_with_explained_variance(torch.ones(3, 2))[0].abs().max() == 0
     with pytest.raises(ShapeError, match=r"\b2 vectors.*\b1\b"):
-        project_to_2d(vectors(1))
+        pca_2d_with_explained_variance(vectors(1))
 
 
 def test_the_map_shows_every_word_and_the_legend_shows_the_groups():

@@ -23,7 +23,7 @@ def test_a_captioner_names_what_it_attends_to(n_steps, color_accuracy, exact_mat
         np.mean([caption == expected for caption, expected in zip(captions, scenes.captions.tolist(), strict=True)])
         >= exact_match
     )
-    weights = caption_model.attention_weights(model, scenes.patches, scenes.captions)
+    weights = caption_model.mean_cross_attention_weights(model, scenes.patches, scenes.captions)
     for word, shape in ((COLOR, 0), (OTHER_COLOR, 1)):
         share = (weights[:, word] * scenes.shape_patches[:, shape]).sum(-1).mean()
         assert share > attention_share, (

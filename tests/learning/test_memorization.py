@@ -4,7 +4,7 @@ import torch
 
 from qkv.config import Recipe
 from qkv.text import Tokenizer
-from qkv.training import build_trainer, finish_preparation, prepare_run
+from qkv.training import build_trainer, prepare_run, write_fingerprints_and_final_recipe
 
 TEXT = (
     "In the beginning there was a small model, and it knew nothing. "
@@ -46,7 +46,7 @@ def generate_greedily(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str,
 def test_a_tiny_gpt_memorizes_a_text(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     prepared = prepare_run(recipe(), tmp_path / "run", tmp_path, progress=lambda _label: lambda _done, _all: None)
-    finish_preparation(prepared)
+    write_fingerprints_and_final_recipe(prepared)
     losses = []
     trainer = build_trainer(prepared, device=torch.device("cpu"), report=lambda entry: losses.append(entry["loss"]))
     trainer.train()

@@ -7,7 +7,7 @@ import torch
 
 from qkv.config import Recipe
 from qkv.tasks import load
-from qkv.training import build_trainer, finish_preparation, prepare_run
+from qkv.training import build_trainer, prepare_run, write_fingerprints_and_final_recipe
 from tests.data.pair_corpus import reversed_pairs, write_tsv
 
 MODELS = {
@@ -49,7 +49,7 @@ def test_a_translator_learns_to_reverse_and_capitalize(family, rate, tmp_path):
         },
     )
     prepared = prepare_run(recipe, tmp_path / "run", tmp_path, progress=lambda _label: lambda _n, _all: None)
-    finish_preparation(prepared)
+    write_fingerprints_and_final_recipe(prepared)
     build_trainer(prepared, device=torch.device("cpu"), report=lambda _entry: None).train()
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["validation_accuracy"] >= 0.95, last

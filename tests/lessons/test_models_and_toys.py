@@ -159,7 +159,7 @@ def test_the_cross_mask_on_the_slide_hides_later_source_states():
 
 
 def test_every_decoder_layer_reads_the_last_encoder_layer():
-    measured = wirings.key_differences(wirings.build_float64_seq2seq()) == 0
+    measured = wirings.max_cross_attention_key_differences(wirings.build_float64_seq2seq()) == 0
     assert [name for name, wiring in wirings.candidate_wirings().items() if torch.equal(wiring, measured)] == [
         "last encoder layer → every decoder layer"
     ]
@@ -176,13 +176,13 @@ def test_the_bigram_table_equals_the_slide():
 def test_no_combination_of_bigram_rows_equals_the_target(last_row, distance):
     x = toy_head_5.next_token_frequencies_by_position()
     x[-1, 0] = last_row
-    best = toy_head_5.best_row_combination(x)
+    best = toy_head_5.least_squares_row_combinations(x)
     assert (best - toy_head_5.target_table()).square().sum().item() == pytest.approx(distance, abs=1e-5)
     assert best[1, 2:4].tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_man_and_woman_have_equal_rows_in_the_seven_token_bigram_table():
-    x = toy_head_7.bigram_inputs()
+    x = toy_head_7.bigram_next_token_distributions()
     assert torch.equal(x[0, :4], x[1, :4])
     assert x.sum(-1).unique().tolist() == [1]
 
@@ -205,7 +205,7 @@ def test_a_matrix_product_costs_2nmk_flops():
 
 
 def test_the_encoder_decoder_flops_equal_the_formula(capsys):
-    measured = quiz_cost.print_cost_answers(0)
+    measured = quiz_cost.print_answers_and_return_flops(0)
     assert measured["encoder"] == [2 * (24 * m * 64**2 + 4 * m**2 * 64) for m in quiz_cost.SOURCE_LENGTHS]
     m_64, m_128, m_256, _ = measured["decoder"]
     assert m_256 - m_128 == 2 * (m_128 - m_64)  # linear in m, without an m² term

@@ -90,6 +90,6 @@ def test_the_weights_of_a_word_are_those_of_the_preceding_query():
     scenes = draw_scenes(3, rng=np.random.default_rng(5))
     others = scenes.captions.clone()
     others[:, 3] = CAPTION_WORDS.index("a")
-    before = caption_model.attention_weights(model, scenes.patches, scenes.captions)
-    after = caption_model.attention_weights(model, scenes.patches, others)
+    before = caption_model.mean_cross_attention_weights(model, scenes.patches, scenes.captions)
+    after = caption_model.mean_cross_attention_weights(model, scenes.patches, others)
     assert ((after - before).abs().amax((0, 2)) > 0).nonzero().tolist() == [[4]]

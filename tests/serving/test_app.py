@@ -16,7 +16,7 @@ from qkv.serving.app import RequestExecutor, create_app
 from qkv.serving.explorer import Explorer
 from qkv.serving.frame_codec import decode_frame
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.server import bind_port
+from qkv.serving.server import open_listening_socket
 from tests.serving.explorer_client import (
     PORT,
     SECOND,
@@ -316,15 +316,15 @@ def test_a_missing_page_is_replaced_by_a_notice(tmp_path):
 
 def test_a_port_in_use_is_reported_with_a_free_one():
     with (
-        bind_port(free := _find_free_port()),
+        open_listening_socket(free := _find_free_port()),
         pytest.raises(InputError, match=rf"port {free} .* --port \d+"),
     ):
-        bind_port(free)
+        open_listening_socket(free)
 
 
 def test_an_invalid_port_is_rejected():
     with pytest.raises(InputError, match=r"--port 70000.*65535"):
-        bind_port(70_000)
+        open_listening_socket(70_000)
 
 
 def _find_free_port():

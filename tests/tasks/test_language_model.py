@@ -14,7 +14,7 @@ from qkv.generation import FinishReason
 from qkv.models import GPT
 from qkv.tasks import LanguageModel
 from qkv.tasks.language_model import PROMPTS_PER_BATCH
-from qkv.tasks.log_likelihood import document_nll_sums, split_into_windows
+from qkv.tasks.log_likelihood import document_nll_sums, split_into_overlapping_windows
 from qkv.text import Tokenizer
 from tests.tasks.small_gpt import CONTEXT, small_gpt, small_model
 from tests.text.samples import TEXTS, trained
@@ -214,9 +214,9 @@ def test_scores_do_not_depend_on_the_batch_size(max_batch_tokens):
 @given(st.integers(2, 60), st.integers(1, 17))
 def test_windows_score_every_token_once_with_half_a_context(n, context):
     scored = []
-    for window in split_into_windows(0, list(range(n)), context):
+    for window in split_into_overlapping_windows(0, list(range(n)), context):
         assert len(window.ids) <= context + 1
-        new = window.ids[1 + window.n_scored :]
+        new = window.ids[1 + window.n_already_scored :]
         assert new
         if window.ids[0] > 0:
             assert new[0] - window.ids[0] > context // 2

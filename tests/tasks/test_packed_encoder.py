@@ -11,7 +11,7 @@ from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.models import BERT
 from qkv.nn import Varlen
 from qkv.tasks import packed_encoder
-from qkv.tasks.batch_encoder import BatchEncoder
+from qkv.tasks.batch_encoder import BERTBatchEncoder
 from qkv.tasks.packed_encoder import PackedEncoder, pack_by_length, supports_varlen_attention
 
 N_WORDS, LONGEST = 31, 13
@@ -76,12 +76,12 @@ def test_packed_batches_equal_padded_batches(model, monkeypatch):
     rows = texts([5, 13, 2, 7, 7, 11])
     expected = {
         index: batch.states[i, : len(rows[index])]
-        for batch in BatchEncoder(model).encode_batches(rows, None)
+        for batch in BERTBatchEncoder(model).encode_batches(rows, None)
         for i, index in enumerate(batch.indices)
     }
     monkeypatch.setattr("qkv.tasks.batch_encoder.supports_varlen_attention", lambda _: True)
     monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
-    for batch in BatchEncoder(model).encode_batches(rows, None):
+    for batch in BERTBatchEncoder(model).encode_batches(rows, None):
         for i, index in enumerate(batch.indices):
             n = len(rows[index])
             assert batch.ids[i, :n].tolist() == rows[index]
@@ -113,7 +113,7 @@ def test_packing_requires_a_supported_model(model, other):
 def test_a_cpu_supports_neither_packing_nor_compilation(model):
     assert not supports_varlen_attention(model)
     with pytest.raises(InputError, match="device='cuda', dtype='bfloat16'"):
-        BatchEncoder(model).compile()
+        BERTBatchEncoder(model).compile()
 
 
 def test_invalid_packed_inputs_raise(model):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qkv.errors import ContextLengthError, InputError
-from qkv.tasks.word_vectors import locate_tokens, word_ids, word_vectors
+from qkv.tasks.word_vectors import encode_and_locate_tokens, word_ids, word_vectors
 from tests.tasks.small_bert import small_bert
 from tests.tasks.small_gpt import CONTEXT, small_gpt
 
@@ -40,7 +40,7 @@ def test_a_contextual_vector_is_the_mean_state_of_the_marked_word(make):
 def test_located_tokens_spell_the_word(make):
     tokenizer = make().tokenizer
     sentence = "the cat sat by the dog and slept"
-    ids, positions = locate_tokens(tokenizer, sentence, 8, 11)
+    ids, positions = encode_and_locate_tokens(tokenizer, sentence, 8, 11)
     assert tokenizer.decode([ids[position] for position in positions]).strip() == "sat"
 
 

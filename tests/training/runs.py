@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from qkv.config import Recipe
-from qkv.training import PreparedRun, Trainer, build_trainer, finish_preparation, open_run, prepare_run
+from qkv.training import PreparedRun, Trainer, build_trainer, open_run, prepare_run, write_fingerprints_and_final_recipe
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran")
 
@@ -48,7 +48,7 @@ def prepare_small_run(folder: Path, **training) -> PreparedRun:
     folder.mkdir(exist_ok=True)
     write_text(folder / "text.txt")
     prepared = prepare_run(recipe(**training), folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparation(prepared)
+    write_fingerprints_and_final_recipe(prepared)
     return prepared
 
 
@@ -58,7 +58,7 @@ def copy_run(prepared: PreparedRun, folder: Path, **training) -> PreparedRun:
     if training:
         copy = open_run(folder)
         recipe = copy.recipe.replace(training=copy.recipe.training.replace(**training))
-        finish_preparation(replace(copy, recipe=recipe))
+        write_fingerprints_and_final_recipe(replace(copy, recipe=recipe))
     return open_run(folder)
 
 

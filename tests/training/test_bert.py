@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from qkv.config import Recipe
 from qkv.errors import ConfigError, InputError
-from qkv.training import PreparedRun, finish_preparation, open_run, prepare_run
+from qkv.training import PreparedRun, open_run, prepare_run, write_fingerprints_and_final_recipe
 from tests.training.runs import (
     build_cpu_trainer,
     checkpoint_contents,
@@ -58,7 +58,7 @@ def recipe(masking: dict | None = None, **training) -> Recipe:
 
 def prepare_small_run(folder: Path, settings: Recipe) -> PreparedRun:
     prepared = prepare_run(settings, folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparation(prepared)
+    write_fingerprints_and_final_recipe(prepared)
     return prepared
 
 
@@ -158,7 +158,9 @@ def test_a_tiny_bert_learns_both_tasks(bert, tmp_path):
         eval_every=240,
         save_every=240,
     )
-    finish_preparation(PreparedRun(run=copy.run, recipe=copy.recipe.replace(model=model), corpus=copy.corpus))
+    write_fingerprints_and_final_recipe(
+        PreparedRun(run=copy.run, recipe=copy.recipe.replace(model=model), corpus=copy.corpus)
+    )
     build_cpu_trainer(open_run(copy.run.path)).train()
     last = {name: float.fromhex(v) for name, v in logged_metrics(copy.run.path)[-1].items() if isinstance(v, str)}
     # Always predicting the most frequent token has 20 % accuracy, and guessing pairs 50 %.

@@ -20,7 +20,7 @@ from qkv.training.finetune import (
     FinetuneInputs,
     build_task_model,
     choose_training_config,
-    fine_tune,
+    fine_tune_or_resume,
     freeze_layers_or_add_lora,
 )
 from qkv.training.finetune_data import build_task, sample_rows
@@ -48,7 +48,7 @@ def prepare_inputs(tokenizer, train=None, held_out=None, *, start=None, **settin
 
 def run_fine_tuning(inputs, folder, *, seed=0, report=ignore, log=ignore):
     folder.mkdir(exist_ok=True)
-    return fine_tune(inputs, seed=seed, folder=folder, device=torch.device("cpu"), report=report, log=log)
+    return fine_tune_or_resume(inputs, seed=seed, folder=folder, device=torch.device("cpu"), report=report, log=log)
 
 
 def weights(folder):

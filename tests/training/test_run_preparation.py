@@ -10,7 +10,13 @@ from qkv.config import GPTConfig
 from qkv.errors import ConfigError, DiskError, InputError, RunError
 from qkv.models import GPT
 from qkv.text import save_tokenizer
-from qkv.training import finish_preparation, load_preparation_inputs, open_run, prepare_run, resume_preparation
+from qkv.training import (
+    load_preparation_inputs,
+    open_run,
+    prepare_run,
+    resume_preparation,
+    write_fingerprints_and_final_recipe,
+)
 from tests.failing_disk import failing_disk
 from tests.training.runs import build_cpu_trainer, checkpoint_contents, copy_run, logged_metrics, recipe, write_text
 
@@ -70,7 +76,7 @@ def test_the_preparation_state_is_saved_until_it_is_finished(tmp_path):
     prepared_run = prepare(tmp_path, seconds=30.0)
     state = load_preparation_inputs(prepared_run.run.path)
     assert (state.data, state.seconds) == (str(tmp_path), 30.0)
-    finish_preparation(replace(prepared_run, recipe=recipe(steps=5)))
+    write_fingerprints_and_final_recipe(replace(prepared_run, recipe=recipe(steps=5)))
     assert load_preparation_inputs(prepared_run.run.path) is None
     assert open_run(prepared_run.run.path).recipe.training.steps == 5
 
@@ -130,7 +136,7 @@ def test_a_tokenizer_of_another_size_raises_an_error_with_both_sizes(prepared, t
 def test_a_text_shorter_than_a_window_can_be_trained_on(tmp_path):
     (tmp_path / "text.txt").write_text("a short text")
     prepared_run = prepare_run(recipe(steps=3), tmp_path / "run", tmp_path, progress=silent)
-    finish_preparation(prepared_run)
+    write_fingerprints_and_final_recipe(prepared_run)
     build_cpu_trainer(prepared_run).train()
     assert len([line for line in logged_metrics(prepared_run.run.path) if "loss" in line]) == 3
 

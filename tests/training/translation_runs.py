@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from qkv.config import Recipe
-from qkv.training import PreparedRun, finish_preparation, prepare_run
+from qkv.training import PreparedRun, prepare_run, write_fingerprints_and_final_recipe
 from tests.data.pair_corpus import reversed_pairs, write_tsv
 
 MODELS = {
@@ -49,5 +49,5 @@ def prepare_small_run(folder: Path, settings: Recipe) -> PreparedRun:
     folder.mkdir(exist_ok=True)
     write_tsv(folder / "pairs.tsv", reversed_pairs(200, longest=9))
     prepared = prepare_run(settings, folder / "run", folder, progress=lambda _label: lambda _n, _all: None)
-    finish_preparation(prepared)
+    write_fingerprints_and_final_recipe(prepared)
     return prepared

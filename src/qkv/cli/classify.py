@@ -61,14 +61,14 @@ def classify(
     for encoded, result in map_encoded_texts(batches, predict):
         if as_json:
             text = encoded.texts[0] if len(encoded.texts) == 1 else encoded.texts
-            print(json.dumps({"text": text, **_classification_to_dict(result)}, ensure_ascii=False))
+            print(json.dumps({"text": text, **_class_or_next_sentence_to_dict(result)}, ensure_ascii=False))
         elif result is None:
             print()
         else:
             print("\t".join((*_classification_columns(result), *map(escape_newlines, encoded.texts))))
 
 
-def _classification_to_dict(result: "Classification | float | None") -> dict[str, object]:
+def _class_or_next_sentence_to_dict(result: "Classification | float | None") -> dict[str, object]:
     if result is None:
         return {}
     if isinstance(result, float | int):

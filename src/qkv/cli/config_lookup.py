@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def resolve_model_config(name: str) -> "ModelConfig":
     """Load the config of a preset, config file, run folder, model folder (native or Hugging Face) or shipped model."""
     from qkv.config import PRESETS, preset
-    from qkv.config.base import suggest_closest
+    from qkv.config.base import did_you_mean_suffix
     from qkv.zoo import shipped_model_folders
 
     path = Path(name)
@@ -31,7 +31,7 @@ def resolve_model_config(name: str) -> "ModelConfig":
         return _load_config_file(shipped_models[name] / "config.json")
     if path.is_dir():
         raise InputError(f"{name}: the folder contains neither config.json nor a run (checkpoints/)")
-    hint = suggest_closest(name, [*PRESETS, *shipped_models])
+    hint = did_you_mean_suffix(name, [*PRESETS, *shipped_models])
     raise InputError(
         f"{name}: not a preset, file, folder or shipped model{hint}; available presets: {', '.join(PRESETS)}"
     )

@@ -195,10 +195,10 @@ def _build_workload(
 
 def _load_or_find_calibration(path: Path | None, workload: "Workload", *, device: str | None) -> "Calibration | None":
     """Load the given calibration, which must apply to the workload, or the newest one that does."""
-    from qkv.cost.calibration import find_calibration, load_calibration
+    from qkv.cost.calibration import find_newest_calibration, load_calibration
 
     if path is None:
-        return find_calibration(workload.mode, workload.dtype, device=device)
+        return find_newest_calibration(workload.mode, workload.dtype, device=device)
     calibration = load_calibration(path)
     calibration.check_precision(workload.mode, workload.dtype)
     if device is not None and not calibration.is_for_device(device):

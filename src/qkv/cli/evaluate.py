@@ -198,9 +198,9 @@ def _evaluate_language_model(
 
 
 def _evaluate_masked_language_model(task: "TextEncoder", files: list[Path]) -> dict[str, float | int | None]:
-    from qkv.cli.progress import progress_bars
+    from qkv.cli.progress import sequential_progress_bars
     from qkv.training.bert import evaluate_bert_pretraining
 
-    with progress_bars() as progress:
+    with sequential_progress_bars() as progress:
         result = evaluate_bert_pretraining(task.model, task.tokenizer, files, progress=progress)
     return {"masked_tokens": result.n_targets, **result.metrics}

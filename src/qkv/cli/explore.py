@@ -35,7 +35,7 @@ def explore(models: ModelsArgument = None, *, port: PortOption = 8477, no_browse
       qkv explore --port 9000 --no-browser
     """
     try:
-        from qkv.serving.server import bind_port, serve
+        from qkv.serving.server import open_listening_socket, serve
     except ImportError as error:
         raise MissingExtraError(
             f"the explorer requires the package {error.name}; install it with: pip install 'qkv[serve]'"
@@ -43,7 +43,7 @@ def explore(models: ModelsArgument = None, *, port: PortOption = 8477, no_browse
     from qkv.serving.standalone_page import PAGE_NOT_BUILT, is_page_built
     from qkv.serving.worker import WorkerClient
 
-    bind_port(port).close()  # report a port in use before any model is loaded
+    open_listening_socket(port).close()  # report a port in use before any model is loaded
     if not is_page_built():
         print(PAGE_NOT_BUILT, file=sys.stderr)
 

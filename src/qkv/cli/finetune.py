@@ -12,7 +12,7 @@ from qkv.choices import ProblemType
 from qkv.cli.device_options import DeviceOption, next_run_folder, select_device
 from qkv.cli.model_argument import complete_shipped_names
 from qkv.cli.option_checks import Context, reject_other_options
-from qkv.cli.progress import print_status, progress_bars
+from qkv.cli.progress import print_status, sequential_progress_bars
 from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
 
@@ -118,7 +118,7 @@ def finetune(
     """
     from qkv.cli.distributed import require_single_process
     from qkv.config import load_finetuning
-    from qkv.tasks.finetune import resume_finetuning, start_finetuning
+    from qkv.tasks.finetune import open_finetuning_run, start_finetuning
     from qkv.training import SignalInterrupt, raise_on_stop_signals
 
     torch_device = select_device(device)
@@ -126,7 +126,7 @@ def finetune(
     if resume is not None:
         allowed = ("resume", "device", "as_json")
         reject_other_options(context, allowed, "cannot be combined with --resume, which keeps the settings of the run")
-        finetune_run = resume_finetuning(resume)
+        finetune_run = open_finetuning_run(resume)
     else:
         if models and models[0].endswith(".toml"):
             allowed = ("models", "data", "out", "device", "as_json")
@@ -187,15 +187,15 @@ def _parse_freeze(text: str) -> int | str:
 
 
 def _iter_runs_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
-    from qkv.tasks.finetune import run_finetuning
+    from qkv.tasks.finetune import finetune_models_over_seeds
 
-    with progress_bars() as start_bar:
+    with sequential_progress_bars() as start_bar:
 
         def make_report(name: str, seed: int) -> "MetricsCallback":
             run_name = f"{name}, seed {seed}"
             return _metrics_callback(run_name, start_bar(run_name))
 
-        yield from run_finetuning(finetune_run, device=device, reports=make_report, log=print_status)
+        yield from finetune_models_over_seeds(finetune_run, device=device, reports=make_report, log=print_status)
 
 
 def _metrics_callback(run_name: str, update_bar: "Callable[[int, int], None]") -> "MetricsCallback":

@@ -203,7 +203,7 @@ def generate(
 
     prompt_texts = list(iter_input_texts(prompts))
     if "" in prompt_texts:
-        _check_can_start_empty(model)
+        _check_empty_prompt_supported(model)
     task = DeviceOptions(int8=int8, device=device, dtype=dtype).load_task_as(LanguageModel, model)
     _report_earlier_best_checkpoint(Path(model))
     _generate_and_print(task, prompt_texts, options)
@@ -227,7 +227,7 @@ def _report_earlier_best_checkpoint(run: Path) -> None:
         )
 
 
-def _check_can_start_empty(model: str) -> None:
+def _check_empty_prompt_supported(model: str) -> None:
     """Raise `InputError` for an empty prompt if the model was trained on a single document.
 
     An empty prompt is encoded as the token between two documents. A model trained on one document has never seen a

@@ -349,7 +349,7 @@ def _parse_position_or_word(tokens: "TokenizedText", value: str | None) -> int:
     n = len(tokens.ids)
     if value is None:
         return n - 1
-    position = int(value) if value.isdecimal() else tokens.find_word(value)[-1]
+    position = int(value) if value.isdecimal() else tokens.find_last_occurrence(value)[-1]
     return check_index("position", position, n, unit="tokens")
 
 

@@ -44,7 +44,7 @@ def _print_view_body(view: View) -> None:
         case NeuronView():
             _print_neuron_view(view)
         case ResidualStreamView():
-            _print_residual_stream(view)
+            _print_residual_stream_norms(view)
         case LogitLensView():
             _print_logit_lens(view)
         case CoreferenceView():
@@ -56,7 +56,7 @@ def _print_view_body(view: View) -> None:
         case InterventionEffect():
             _print_intervention_effect(view)
         case TrainingTimelineView():
-            _print_timeline(view)
+            _print_checkpoint_timeline(view)
 
 
 def _print_changes(changes: list[str]) -> None:
@@ -98,7 +98,7 @@ def _print_neuron_view(view: NeuronView) -> None:
     print_table(["key", "q·k", "÷ √d", "masked", "weight"], columns, digits=3)
 
 
-def _print_residual_stream(view: ResidualStreamView) -> None:
+def _print_residual_stream_norms(view: ResidualStreamView) -> None:
     print_section(f"{view.stack}: norm of the residual stream at each token")
     print_matrix(view.residual_norms, rows=view.depths, columns=view.positions, corner="residual")
     for sublayer, norms in zip(view.sublayers, view.sublayer_norms, strict=True):
@@ -172,7 +172,7 @@ def _print_intervention_effect(view: InterventionEffect) -> None:
     )
 
 
-def _print_timeline(view: TrainingTimelineView) -> None:
+def _print_checkpoint_timeline(view: TrainingTimelineView) -> None:
     print_section("Highest score of each attention pattern, and loss on the text, at each checkpoint")
     losses = view.losses or [float("nan")] * len(view.steps)
     best = view.scores.flatten(1, 2).amax(1).tolist()

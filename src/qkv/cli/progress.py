@@ -30,7 +30,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def sequential_progress_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """Yield a function that starts a progress bar with the given label and removes the previous bar."""
     with ExitStack() as stack:
 

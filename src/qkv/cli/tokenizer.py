@@ -11,7 +11,7 @@ from qkv.cli.help import PlainHelpCommand
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.text import Tokenizer, TokenSpan
+    from qkv.text import TokenByteSpan, Tokenizer
 
 TRAINING_CHARACTERS = 100_000_000  # more text makes training slower without making the tokenizer better
 
@@ -141,7 +141,7 @@ def check_output_folder(folder: Path) -> None:
         raise InputError(f"--out {folder}: the folder is not empty (it contains {first.name}); choose a new folder")
 
 
-def _format_token_span(span: "TokenSpan", text: bytes) -> str:
+def _format_token_span(span: "TokenByteSpan", text: bytes) -> str:
     data = text[span.start : span.end]
     try:
         token = json.dumps(data.decode(), ensure_ascii=False)

@@ -137,7 +137,7 @@ def train(
       torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      # see docs/many-machines.md
     """
     from qkv.cli.distributed import distributed_context
-    from qkv.cli.training_run import RunOptions, print_dry_run, resume_run, start_run
+    from qkv.cli.training_run import RunOptions, prepare_and_train_run, print_dry_run, resume_run
     from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps
 
     options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace)
@@ -172,7 +172,7 @@ def train(
         elif resume_if_exists and distributed.broadcast_from_rank0((folder / "recipe.toml").is_file):
             resume_run(folder, rank_device, distributed=distributed, options=options)
         else:
-            start_run(
+            prepare_and_train_run(
                 recipe, folder, data, device=rank_device, distributed=distributed, minutes=minutes, options=options
             )
 

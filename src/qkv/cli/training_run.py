@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.cli.progress import print_status, progress_bars
+from qkv.cli.progress import print_status, sequential_progress_bars
 from qkv.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RunOptions:
         return self.profile or self.trace is not None
 
 
-def start_run(
+def prepare_and_train_run(
     recipe: "Recipe",
     folder: Path,
     data: Path,
@@ -108,7 +108,7 @@ def _prepare_on_main_process(
 
     prepared = None
     if distributed.is_main_process:
-        with progress_bars() as progress:
+        with sequential_progress_bars() as progress:
             prepared = prepare(progress)
     distributed.barrier()
     return open_shared_run(folder) if prepared is None else prepared
@@ -141,7 +141,7 @@ def estimate_and_print_run(
 ) -> "RunEstimate":
     """Estimate the time and memory of a run and print a summary."""
     from qkv.cost import Mode, Precision, estimate_run
-    from qkv.cost.calibration import find_calibration
+    from qkv.cost.calibration import find_newest_calibration
     from qkv.training import measure_matmul_flops
     from qkv.training.device_calibration import device_name
     from qkv.training.objectives import uses_bfloat16
@@ -164,7 +164,7 @@ def estimate_and_print_run(
         logits_to_keep=None if recipe.masking is None else recipe.masking.max_masked_tokens(training.seq_len),
         dtype=dtype,
         device_type="cuda" if device.type == "cuda" else "cpu",
-        calibration=find_calibration(Mode.TRAIN, dtype, device=device_name(device)),
+        calibration=find_newest_calibration(Mode.TRAIN, dtype, device=device_name(device)),
     )
     if distributed.is_main_process:
         print_status(estimate.summary)
@@ -187,20 +187,20 @@ def _finish_preparation(
     prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", *, seconds: float | None
 ) -> "PreparedRun":
     """Fit the recipe to the number of processes and the time budget, and mark the preparation as finished."""
-    from qkv.training import finish_preparation, fit_run_to_time
+    from qkv.training import fit_run_to_time, write_fingerprints_and_final_recipe
 
     corpus = prepared.corpus
     if distributed.is_main_process:
         print_status(f"{prepared.run.path}: {corpus.summary}, vocabulary size {corpus.tokenizer.vocab_size:,}")
         if prepared.data_warning:
             print_status(prepared.data_warning)
-    # As in `start_run`: the preparation may have been resumed with a different number of processes.
+    # As in `prepare_and_train_run`: the preparation may have been resumed with a different number of processes.
     fitted = prepared.recipe.replace(training=distributed.fit_micro_batch_size(prepared.recipe.training))
     prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
         prepared = fit_run_to_time(prepared, device=device, seconds=seconds, distributed=distributed)
     if distributed.is_main_process:
-        finish_preparation(prepared)
+        write_fingerprints_and_final_recipe(prepared)
     return prepared
 
 

@@ -25,7 +25,7 @@ TITLE_WIDTH = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationOutput:
+class TranslationOutputOptions:
     """Options of `qkv translate` that determine what is printed."""
 
     n_best: int
@@ -142,7 +142,9 @@ def translate(
         min_new_tokens=min_new_tokens,
         no_repeat_ngram_size=no_repeat_ngram_size,
     )
-    output = TranslationOutput(n_best=n_best, alignment=alignment, plot=plot, layer=layer, split=split, as_json=as_json)
+    output = TranslationOutputOptions(
+        n_best=n_best, alignment=alignment, plot=plot, layer=layer, split=split, as_json=as_json
+    )
     output.check(texts)
     terms = {} if glossary is None else read_glossary(glossary)
     task = _load_translator(model, DeviceOptions(int8=int8, device=device, dtype=dtype), prefix)
@@ -154,7 +156,7 @@ def translate(
         attention=output.needs_attention,
     )
     _print_blank_argument_warnings(texts or [])
-    _translate_in_batches(task, iter_input_texts(texts), translate_batch, output)
+    _translate_and_print_batches(task, iter_input_texts(texts), translate_batch, output)
 
 
 def _load_translator(model: str, device_options: DeviceOptions, prefix: str | None) -> "Translator":
@@ -171,11 +173,11 @@ def _load_translator(model: str, device_options: DeviceOptions, prefix: str | No
     return task
 
 
-def _translate_in_batches(
+def _translate_and_print_batches(
     task: "Translator",
     texts: Iterator[str],
     translate_batch: "Callable[[list[str]], list[Translation]]",
-    output: TranslationOutput,
+    output: TranslationOutputOptions,
 ) -> None:
     """Translate and print the texts in batches, split into sentences if requested."""
     from qkv.cli.progress import print_status
@@ -236,7 +238,7 @@ def _report_truncated_and_empty(line_number: int, translations: "list[Translatio
             print_status(f"line {line_number}: the model generated no text for {source}")
 
 
-def _print_translation(text: str, translations: "list[Translation]", output: TranslationOutput) -> None:
+def _print_translation(text: str, translations: "list[Translation]", output: TranslationOutputOptions) -> None:
     """Print the translation of a text, given as the translations of its parts."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank

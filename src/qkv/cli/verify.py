@@ -7,7 +7,7 @@ import typer
 
 from qkv.cli.device_options import DeviceOption
 from qkv.cli.model_argument import ModelArgument
-from qkv.cli.progress import progress_bars
+from qkv.cli.progress import sequential_progress_bars
 from qkv.cli.text_tables import format_table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def verify(
     from qkv.tasks.verification import verify as run_checks
 
     texts = DEFAULT_TEXTS if text is None else [line for line in iter_file_lines(text) if line.strip()]
-    with progress_bars() as progress:
+    with sequential_progress_bars() as progress:
         results = list(run_checks(model, texts=texts, quick=quick, device=device, progress=progress))
     passed = all(result.verdict is not CheckStatus.FAILED for result in results)
     if as_json:

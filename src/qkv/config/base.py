@@ -40,7 +40,7 @@ class Config(BaseModel):
         return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
 
-def suggest_closest(word: str, candidates: list[str]) -> str:
+def did_you_mean_suffix(word: str, candidates: list[str]) -> str:
     """Return " (did you mean 'x'?)" for the most similar candidate, or an empty string if none is similar.
 
     A candidate that starts with the word (if that has at least three letters) takes precedence.
@@ -57,7 +57,7 @@ def _format_validation_error(cls: type[Config], error: ValidationError) -> str:
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "extra_forbidden":
-            problem = f"unknown key '{field}'{suggest_closest(field, list(cls.model_fields))}"
+            problem = f"unknown key '{field}'{did_you_mean_suffix(field, list(cls.model_fields))}"
         case "missing":
             problem = f"{field} is missing"
         case _:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import ConfigError
 
@@ -27,7 +27,7 @@ def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
     if family is None:
         raise ConfigError(f"family is missing; must be one of {', '.join(FAMILIES)}")
     if not isinstance(family, str) or family not in FAMILIES:
-        hint = suggest_closest(str(family), list(FAMILIES))
+        hint = did_you_mean_suffix(str(family), list(FAMILIES))
         raise ConfigError(f"unknown family {family!r}{hint}; must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family](**settings)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.config.files import ModelConfig
 from qkv.errors import ConfigError
@@ -132,7 +132,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
     """Return a named config with some fields changed, e.g. `preset("gpt2", context_length=256)`."""
     if name not in PRESETS:
         raise ConfigError(
-            f"unknown preset '{name}'{suggest_closest(name, list(PRESETS))}; must be one of {', '.join(PRESETS)}"
+            f"unknown preset '{name}'{did_you_mean_suffix(name, list(PRESETS))}; must be one of {', '.join(PRESETS)}"
         )
     config = PRESETS[name]()
     return config.replace(**changes) if changes else config

@@ -131,7 +131,7 @@ class BlockStack:
         pairs = attended_pairs(n, m, causal=self.causal, window=config.sliding_window) if is_self else n * m
         is_cached = self.is_cached
         square = b * config.n_heads * n * m
-        queries, results = b * n * config.n_heads * config.d_head, b * n * config.n_heads * config.d_value
+        queries, head_output_elements = b * n * config.n_heads * config.d_head, b * n * config.n_heads * config.d_value
         keys, values = b * m * config.n_kv_heads * config.d_head, b * m * config.n_kv_heads * config.d_value
         shared = {"part": f"{self.prefix}blocks.{sublayer}", "copies": self.n_layers}
         per_head = {"batch": b * config.n_heads, "rows": n}
@@ -167,9 +167,9 @@ class BlockStack:
                 unmasked_fraction=unmasked_fraction,
                 reads=square + (0 if is_cached else values),
                 cache=values if is_cached else 0,
-                writes=results,
+                writes=head_output_elements,
                 onchip_reads=square,
-                saved=self._saved_attention_output(results),
+                saved=self._saved_out_proj_input(head_output_elements),
             ),
         ]
 
@@ -192,11 +192,11 @@ class BlockStack:
         dense_mask = pairs * (config.n_heads if has_bias else 1) if needs_dense_mask else 0
         return SavedTensors(fp32_elements=rows, elements=dense_mask, raw_bytes=pairs if is_learned and is_masked else 0)
 
-    def _saved_attention_output(self, results: int) -> SavedTensors:
+    def _saved_out_proj_input(self, head_output_elements: int) -> SavedTensors:
         """Input of the output projection. Pooled heads are summed first, and the fused kernel also saves its output."""
         if self.config.head_combination is HeadCombination.SPLIT:
-            return SavedTensors(elements=results)
-        kernel_output = results if self.kernel is AttentionKernel.FUSED else 0
+            return SavedTensors(elements=head_output_elements)
+        kernel_output = head_output_elements if self.kernel is AttentionKernel.FUSED else 0
         pooled = self.n_rows * self.config.d_model if self.config.output_projection else 0
         return SavedTensors(elements=kernel_output + pooled)
 

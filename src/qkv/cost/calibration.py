@@ -165,10 +165,14 @@ class TimingTableBuilder:
         """Build the table, extrapolating missing points from the next smaller sizes."""
         seconds: dict[tuple[int | float, ...], float] = {}
         for point in product(*self.axes):
-            seconds[point] = self.measured[point] if point in self.measured else self._extrapolate(point, seconds)
+            seconds[point] = (
+                self.measured[point] if point in self.measured else self._min_extrapolation_over_axes(point, seconds)
+            )
         return TimingTable(axes=self.axes, exponents=self.exponents, seconds=tuple(seconds.values()))
 
-    def _extrapolate(self, point: tuple[int | float, ...], seconds: dict[tuple[int | float, ...], float]) -> float:
+    def _min_extrapolation_over_axes(
+        self, point: tuple[int | float, ...], seconds: dict[tuple[int | float, ...], float]
+    ) -> float:
         """Return the smallest of the extrapolations along the axes."""
         candidates = []
         for dim, axis in enumerate(self.axes):
@@ -233,7 +237,7 @@ def list_calibrations() -> list[Path]:
     return sorted(folder.glob("calibration-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def find_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
+def find_newest_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
     """Return the newest calibration for this mode, precision and device, or None if there is none."""
     for path in list_calibrations():
         try:

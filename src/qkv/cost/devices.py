@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.cost.workload import DeviceType, Mode, Precision
 from qkv.errors import InputError
 
@@ -144,6 +144,6 @@ def find_device(name: str) -> DeviceSpec:
     key = name.lower().replace(" ", "").replace("-", "").replace("_", "")
     if key not in DEVICES:
         raise InputError(
-            f"unknown device '{name}'{suggest_closest(key, list(DEVICES))}; known devices: {', '.join(DEVICES)}"
+            f"unknown device '{name}'{did_you_mean_suffix(key, list(DEVICES))}; known devices: {', '.join(DEVICES)}"
         )
     return DEVICES[key]

@@ -8,7 +8,7 @@ from qkv.cost.optimizer_update import shard_size, split_parameters_by_optimizer
 from qkv.cost.parameters import count_parameters
 from qkv.cost.peak_activations import peak_activation_bytes
 from qkv.cost.rnn import KEY_PROJECTING_SCORES, STATES_PER_CELL
-from qkv.cost.training_memory import candidate_peak_bytes, live_bytes, weight_cast_bytes
+from qkv.cost.training_memory import candidate_peak_bytes, live_bytes_before_backward, weight_cast_bytes
 from qkv.cost.workload import Mode, Precision, Sharding, Workload
 
 CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
@@ -120,7 +120,7 @@ def _estimate_training_memory(
         "cublas_workspace": CUBLAS_WORKSPACE_BYTES if workload.on_gpu else 0,
         "gathered_weights": _unsharded_fsdp_parameters(operations) * itemsize if n_shards > 1 else 0,
     }
-    live = live_bytes(operations, workload)
+    live = live_bytes_before_backward(operations, workload)
     gradients = shard_size(n_parameters, n_shards) * itemsize
     stages = candidate_peak_bytes(operations, config, workload, gradients=gradients)
     stages["update"] = gradients + update.muon_temporary_bytes(workload.dtype, on_gpu=workload.on_gpu)

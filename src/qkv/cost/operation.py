@@ -155,7 +155,7 @@ class Operation:
 
     def forward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
         """Bytes read and bytes written by one run of the forward pass."""
-        reads, writes = self._activation_io(fused=fused)
+        reads, writes = self._activation_elements_read_written(fused=fused)
         itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
         weight_itemsize = dtype.param_itemsize if self.matmul is None else itemsize
         return self.weights * weight_itemsize + (self.cache + reads) * itemsize, writes * itemsize
@@ -166,7 +166,7 @@ class Operation:
         The inputs and the output gradient (twice for a matmul) are read, and the gradients of the inputs and weights
         are written. The fused kernel also reads its output, which the gradient of softmax needs.
         """
-        reads, writes = self._activation_io(fused=fused)
+        reads, writes = self._activation_elements_read_written(fused=fused)
         itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
         weight_itemsize = 0 if self.matmul is None else itemsize
         times = 1 if self.matmul is None else 2
@@ -181,7 +181,7 @@ class Operation:
             return 0, 0
         return self.weights * dtype.param_itemsize, self.weights * dtype.matmul_itemsize
 
-    def _activation_io(self, *, fused: bool) -> tuple[int, int]:
+    def _activation_elements_read_written(self, *, fused: bool) -> tuple[int, int]:
         """Activation elements read and written, without those that stay on the chip if `fused`."""
         if not fused:
             return self.reads, self.writes

@@ -217,7 +217,7 @@ class _OperationTimePredictor:
     def operation_times(self) -> Iterator[PredictedOperationTime]:
         """Yield the time of every operation that takes time, and of the optimizer update."""
         for op in list_operations(self.config, self.workload):
-            seconds, name = self._time_operation(op)
+            seconds, name = self._seconds_and_reported_name(op)
             if self.workload.activation_checkpointing and op.is_block:
                 seconds *= 1 + FORWARD_FRACTION
             if seconds:
@@ -228,7 +228,7 @@ class _OperationTimePredictor:
                 part="optimizer", name="update", runs=1, seconds=self._predict_kernel_seconds("update", n)
             )
 
-    def _time_operation(self, op: Operation) -> tuple[float, str]:
+    def _seconds_and_reported_name(self, op: Operation) -> tuple[float, str]:
         """Return the seconds over all runs, and the name under which they are reported."""
         if op.is_attention_core:
             # The tables time scores, softmax and mix together, so the scores account for all three.

@@ -54,11 +54,11 @@ class RunEstimate:
             parts[1] = f"on each of {workload.n_devices} ({workload.sharding}) {parts[1]}"
         if self.seconds is not None:
             duration = format_duration(self.seconds)
-            parts.append(("" if duration.startswith("under") else "about ") + duration + self._time_source)
+            parts.append(("" if duration.startswith("under") else "about ") + duration + self._describe_time_source)
         return " · ".join(parts)
 
     @property
-    def _time_source(self) -> str:
+    def _describe_time_source(self) -> str:
         if self.calibration is not None:
             return f" by the calibration of {self.calibration.device}"
         rate = format_flops(self.matmul_rate or 0.0)

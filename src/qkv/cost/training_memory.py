@@ -35,7 +35,7 @@ class LiveBytes:
         return self.saved + self.log_probs + self.recomputed
 
 
-def live_bytes(operations: list[Operation], workload: Workload) -> LiveBytes:
+def live_bytes_before_backward(operations: list[Operation], workload: Workload) -> LiveBytes:
     """Sum the bytes that are live between the forward and the backward pass."""
     saved, blocks = NO_SAVED_TENSORS, {}
     for op in operations:
@@ -69,7 +69,7 @@ def candidate_peak_bytes(
     operations: list[Operation], config: ModelConfig, workload: Workload, *, gradients: int
 ) -> dict[str, int]:
     """Return the bytes at each of the three candidate peaks of a step."""
-    live = live_bytes(operations, workload)
+    live = live_bytes_before_backward(operations, workload)
     head = _largest_head(operations)
     unembedding = 0 if head is None else head.weights * workload.dtype.param_itemsize
     # With gradient accumulation, the gradients of earlier micro-batches are in memory as well.
@@ -83,7 +83,7 @@ def candidate_peak_bytes(
     n_embedding_gradients = (1 if is_mixed else 2) * config.tie_embeddings + (accumulated > 0)
     in_blocks = live.saved - _freed_above_blocks(operations, workload, residual) + live.recomputed + casts + unembedding
     return {
-        "loss": accumulated + live.saved + _loss_and_cast_bytes(head, workload, live=live, kept_cast_bytes=casts),
+        "loss": accumulated + live.saved + _peak_loss_and_cast_bytes(head, workload, live=live, kept_cast_bytes=casts),
         "blocks": accumulated + in_blocks + residual + _block_temporary_bytes(operations, config, workload),
         "embedding": gradients + n_embedding_gradients * unembedding + 2 * residual,
     }
@@ -104,7 +104,9 @@ def _largest_head(operations: list[Operation]) -> Operation | None:
     return max((op for op in operations if op.name == LOGITS), key=lambda op: op.writes, default=None)
 
 
-def _loss_and_cast_bytes(head: Operation | None, workload: Workload, *, live: LiveBytes, kept_cast_bytes: int) -> int:
+def _peak_loss_and_cast_bytes(
+    head: Operation | None, workload: Workload, *, live: LiveBytes, kept_cast_bytes: int
+) -> int:
     """Bytes of the loss and of the weight casts that are live at that time.
 
     In the forward pass all casts are live. `kept_cast_bytes` are those kept for the backward pass.

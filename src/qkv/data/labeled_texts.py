@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.data.documents import read_lines
 from qkv.data.text_sources import TextSource, find_single_file, open_source
 from qkv.errors import InputError
@@ -88,7 +88,7 @@ class LabeledTexts:
                 if label not in index_by_name:
                     listed = ", ".join(names[:MAX_LISTED_LABELS]) + (", …" if len(names) > MAX_LISTED_LABELS else "")
                     raise InputError(
-                        f"{self.location(row)}: unknown label '{label[:80]}'{suggest_closest(label, list(names))}; "
+                        f"{self.location(row)}: unknown label '{label[:80]}'{did_you_mean_suffix(label, list(names))}; "
                         f"the {len(names)} labels of training are {listed}"
                     )
             rows.append(tuple(index_by_name[label] for label in labels))
@@ -104,7 +104,9 @@ def labeled_texts_from_rows(name: str, rows: Iterable[Sequence[Any]]) -> Labeled
                 f"{name}: row {number}: expected (text, label) or (text, text, label), got {len(row)} values"
             )
         *row_texts, label = row
-        texts.append(tuple(_get_text(f"{name}: row {number}", "text", {"text": text}) for text in row_texts))
+        texts.append(
+            tuple(_get_stripped_nonempty_text(f"{name}: row {number}", "text", {"text": text}) for text in row_texts)
+        )
         labels.append(tuple(map(str, label)) if isinstance(label, list | tuple) else (str(label),))
     if len({len(row_texts) for row_texts in texts}) > 1:
         raise InputError(f"{name}: rows with one text and rows with two texts cannot be combined")
@@ -133,7 +135,7 @@ def read_labeled_texts(
         for line, record in _check_blank_lines(source.name, records(source, stream, columns)):
             location = f"{source.name}: line {line}"
             names, label = choose.columns(record)
-            texts.append(tuple(_get_text(location, name, record) for name in names))
+            texts.append(tuple(_get_stripped_nonempty_text(location, name, record) for name in names))
             labels.append(_get_labels(location, label, record, multi_label=multi_label))
             lines.append(line)
     return LabeledTexts(name=source.name, texts=texts, labels=labels, lines=lines)
@@ -236,7 +238,7 @@ def _get_field(location: str, name: str, record: Record) -> Any:  # noqa: ANN401
     return record[name]
 
 
-def _get_text(location: str, name: str, record: Record) -> str:
+def _get_stripped_nonempty_text(location: str, name: str, record: Record) -> str:
     text = _get_field(location, name, record)
     if not isinstance(text, str):
         raise InputError(f"{location}: '{name}' must be a string, got {type(text).__name__}")

@@ -16,7 +16,7 @@ from qkv.choices import SpecialToken
 from qkv.config.masking import MaskingConfig
 from qkv.data.keyed_random import Indices, rank_row_range
 from qkv.data.masking import TokenMasker
-from qkv.data.next_sentence import SegmentPairs, SegmentPairSampler
+from qkv.data.next_sentence import SegmentPairSampler, SegmentPairSpans
 from qkv.data.sentence_store import SentenceStore, expand_ranges
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, AttentionMask, Ids
@@ -38,7 +38,7 @@ class MaskedBatch:
     next_sentence_labels: Int[Tensor, "batch"] | None
     """1 if B is from another document and 0 if it follows A. None without next-sentence prediction."""
     n_targets: int
-    targets_per_row: float
+    full_batch_targets_per_row: float
     """Mean number of targets per row of the full batch, also after `split`.
 
     It determines the weight of the next-sentence loss relative to the masked-token loss.
@@ -128,10 +128,10 @@ class MaskedBatches:
             targets=torch.from_numpy(masked.targets),
             next_sentence_labels=next_sentence_labels,
             n_targets=n_targets,
-            targets_per_row=n_targets / max(1, len(examples)),
+            full_batch_targets_per_row=n_targets / max(1, len(examples)),
         )
 
-    def _build_rows(self, pairs: SegmentPairs) -> Indices:
+    def _build_rows(self, pairs: SegmentPairSpans) -> Indices:
         pad_id, cls_id, sep_id = map(self.tokenizer.special_id, (SpecialToken.PAD, SpecialToken.CLS, SpecialToken.SEP))
         rows = np.arange(len(pairs.a)) * self.seq_len
         ids = np.full(len(rows) * self.seq_len, pad_id)
@@ -142,5 +142,5 @@ class MaskedBatches:
             ids[after_a + 1 + pairs.n_b] = sep_id
             segments.append((after_a + 1, pairs.b, pairs.n_b))
         for destinations, starts, lengths in segments:
-            ids[expand_ranges(destinations, lengths)] = self.source.read_spans(starts, lengths)
+            ids[expand_ranges(destinations, lengths)] = self.source.read_spans_without_separators(starts, lengths)
         return ids.reshape(len(rows), self.seq_len)

@@ -34,7 +34,7 @@ class _RandomStreamKey(IntEnum):
 
 
 @dataclass(frozen=True)
-class SegmentPairs:
+class SegmentPairSpans:
     """Start positions and lengths of segments A and B in the store. Without next-sentence prediction, B is empty."""
 
     a: Indices
@@ -46,7 +46,7 @@ class SegmentPairs:
 
 
 @dataclass(frozen=True)
-class _Spans:
+class _SegmentPairSpans:
     """Spans [a, stop) with split position b, within documents [begin, end), of at most `max_tokens` tokens."""
 
     max_tokens: Indices
@@ -88,8 +88,8 @@ class SegmentPairSampler:
         """Number of examples per epoch."""
         return -(-self.source.n_text_tokens // self.max_text_tokens)
 
-    def __call__(self, examples: Indices) -> SegmentPairs:
-        spans = self._sample_spans(examples)
+    def __call__(self, examples: Indices) -> SegmentPairSpans:
+        spans = self._sample_split_spans(examples)
         n_a = (spans.b if self.pairs else spans.stop) - spans.a
         b, n_b = spans.b.copy(), spans.stop - spans.a - n_a
         # Exactly one of the examples 2k and 2k + 1 has a random next sentence.
@@ -98,14 +98,14 @@ class SegmentPairSampler:
         rows = np.flatnonzero(is_random_next)
         for attempt in range(MAX_RESAMPLES + 1):
             if not len(rows):
-                return SegmentPairs(spans.a, n_a, b, n_b, is_random_next)
+                return SegmentPairSpans(spans.a, n_a, b, n_b, is_random_next)
             if attempt == MAX_RESAMPLES:
                 break
             uniform = keyed_uniform(
                 examples[rows] * MAX_RESAMPLES + attempt, self.seed, _RandomStreamKey.OTHER_DOCUMENT
             )
             b[rows], n_b[rows] = self._sample_from_other_document(spans, rows, uniform)
-            rows = rows[self._equals_true_continuation(spans, rows, b[rows], n_b[rows])]
+            rows = rows[self._first_sentence_equals_continuation(spans, rows, b[rows], n_b[rows])]
         raise InputError(
             f"the documents are too similar: {MAX_RESAMPLES} samples of other documents all equal the next sentence"
         )
@@ -129,7 +129,7 @@ class SegmentPairSampler:
             + self.source.document_range.start
         )
 
-    def _sample_spans(self, examples: Indices) -> _Spans:
+    def _sample_split_spans(self, examples: Indices) -> _SegmentPairSpans:
         shortness, length_fraction, split_fraction = keyed_uniform(
             examples * 3 + np.arange(3)[:, None], self.seed, _RandomStreamKey.SHAPE
         )
@@ -151,7 +151,7 @@ class SegmentPairSampler:
         chosen = first + (split_fraction * (last - first)).astype(np.int64)
         # A span within a single sentence is split in the middle.
         b = np.where(last > first, self.source.boundaries[chosen], (a + stop) // 2)
-        return _Spans(max_tokens, begin, end, a, b, stop)
+        return _SegmentPairSpans(max_tokens, begin, end, a, b, stop)
 
     def _span_center_positions(self, examples: Indices) -> Indices:
         """Return the span centers: positions `max_text_tokens` apart with a random offset, in random order."""
@@ -165,7 +165,7 @@ class SegmentPairSampler:
         return centers + self.source.start
 
     def _sample_from_other_document(
-        self, spans: _Spans, rows: Indices, uniform: NDArray[np.float64]
+        self, spans: _SegmentPairSpans, rows: Indices, uniform: NDArray[np.float64]
     ) -> tuple[Indices, Indices]:
         """Sample a segment B from another document for each row. Returns the start positions and lengths."""
         begin, max_tokens = spans.begin[rows], spans.max_tokens[rows]
@@ -179,19 +179,23 @@ class SegmentPairSampler:
         starts = boundaries[np.minimum(self.source.next_boundary(np.minimum(earliest, end)), last)]
         return starts, np.minimum(end - starts, max_tokens - n_a)
 
-    def _equals_true_continuation(self, spans: _Spans, rows: Indices, b: Indices, n_b: Indices) -> NDArray[np.bool_]:
+    def _first_sentence_equals_continuation(
+        self, spans: _SegmentPairSpans, rows: Indices, b: Indices, n_b: Indices
+    ) -> NDArray[np.bool_]:
         """Return whether the first sentence of B equals the true continuation, as in duplicate documents."""
         true_starts = spans.b[rows]
         n = np.minimum(
             self._tokens_left_in_sentence(true_starts, spans.stop[rows] - true_starts),
             self._tokens_left_in_sentence(b, n_b),
         )
-        is_equal = self.source.read_spans(b, np.ones_like(b)) == self.source.read_spans(true_starts, np.ones_like(b))
+        is_equal = self.source.read_spans_without_separators(
+            b, np.ones_like(b)
+        ) == self.source.read_spans_without_separators(true_starts, np.ones_like(b))
         candidates = np.flatnonzero(is_equal)
         if len(candidates):
-            equal = self.source.read_spans(b[candidates], n[candidates]) == self.source.read_spans(
-                true_starts[candidates], n[candidates]
-            )
+            equal = self.source.read_spans_without_separators(
+                b[candidates], n[candidates]
+            ) == self.source.read_spans_without_separators(true_starts[candidates], n[candidates])
             is_equal[candidates] = np.logical_and.reduceat(equal, np.cumsum(n[candidates]) - n[candidates])
         return is_equal
 

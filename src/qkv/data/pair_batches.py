@@ -160,7 +160,7 @@ class PairBatches:
         n_joined = self._sample_n_pairs_per_row(bucket, epoch, batch_index)
         rows = _reshape_into_padded_rows(pairs, n_rows=-(-bucket.rows // n_joined), width=n_joined)
         low, high = rank_row_range(len(rows), rank=rank, world_size=world_size)
-        return assemble_pair_batch(
+        return assemble_concatenated_pair_batch(
             self.store, rows[low:high], length=n_joined * bucket.length, full_batch_rows=self.batch_size
         )
 
@@ -173,7 +173,9 @@ class PairBatches:
         number, first = self._bucket_and_first_pair(batch_index)
         bucket = self.buckets[number]
         pairs = bucket.pairs[first : first + bucket.rows]
-        return assemble_pair_batch(self.store, pairs[:, None], length=bucket.length, full_batch_rows=self.batch_size)
+        return assemble_concatenated_pair_batch(
+            self.store, pairs[:, None], length=bucket.length, full_batch_rows=self.batch_size
+        )
 
     def _bucket_and_first_pair(self, batch_index: int) -> tuple[int, int]:
         """Return the bucket number of a batch and the index of its first pair in the bucket."""
@@ -196,7 +198,9 @@ class PairBatches:
         return rows // step * step
 
 
-def assemble_pair_batch(store: PairStore, pairs: Indices, *, length: int, full_batch_rows: int) -> PairBatch:
+def assemble_concatenated_pair_batch(
+    store: PairStore, pairs: Indices, *, length: int, full_batch_rows: int
+) -> PairBatch:
     """Build a batch whose rows are concatenated pairs, given as indices of shape (row, pair).
 
     −1 stands for no pair. A row without pairs has no targets.

@@ -60,7 +60,7 @@ class PairFile:
             yield source_line.strip(), target_line.strip()
 
 
-class PairFilter:
+class DeduplicatingPairFilter:
     """Drops empty, uneven and duplicate pairs of all files of a corpus, and counts them by reason."""
 
     def __init__(self, *, max_length_ratio: float) -> None:

@@ -97,7 +97,7 @@ class SentenceStore:
         """Return the index of the first sentence boundary at or after each position."""
         return np.searchsorted(self.boundaries, positions, side="left")
 
-    def read_spans(self, starts: Indices, lengths: Indices) -> Indices:
+    def read_spans_without_separators(self, starts: Indices, lengths: Indices) -> Indices:
         """Return the concatenated tokens of spans of at least one token, without separators."""
         first = self.sentence_at(starts)
         n_on_disk = lengths + self.sentence_at(starts + lengths - 1) - first
@@ -127,12 +127,13 @@ def prepare_sentences(
         )
     if not (folder / SENTENCES_FILE).exists():
         write_atomically(
-            folder / SENTENCES_FILE, _find_sentence_boundaries(TokenStore.open(folder)).astype("<i8").tobytes()
+            folder / SENTENCES_FILE,
+            _cumulative_sentence_counts_and_ends(TokenStore.open(folder)).astype("<i8").tobytes(),
         )
     return SentenceStore.open(folder)
 
 
-def _find_sentence_boundaries(store: TokenStore, block: int = 1 << 24) -> NDArray[np.int64]:
+def _cumulative_sentence_counts_and_ends(store: TokenStore, block: int = 1 << 24) -> NDArray[np.int64]:
     blocks = range(0, store.n_tokens, block)
     separator_blocks = [
         np.flatnonzero(store.read(start, min(start + block, store.n_tokens)) == store.end_id) + start

@@ -149,10 +149,10 @@ def _best_continuations(
     top_k = (best.tolist(), indices.tolist(), best_log_p.tolist())
     if any(isnan(row[0]) for row in top_k[0]):  # topk sorts NaN before every number
         raise WeightsError(f"logits became NaN after generating {len(beams[0].ids)} tokens")
-    return _split_by_search(searches, top_k, log_p, totals)
+    return _continuations_by_search(searches, top_k, log_p, totals)
 
 
-def _split_by_search(
+def _continuations_by_search(
     searches: list["_SequenceBeams"], top_k: _TopK, log_p: Tensor, totals: Tensor
 ) -> list[list[_Continuation]]:
     """Convert the top-k tables to continuations for each search."""
@@ -168,13 +168,13 @@ def _split_by_search(
         ]
         if n_tables > 1 or search.constraints.n_tokens:
             rows = slice(number * width, (number + 1) * width)
-            continuations += _constraint_continuations(search, continuations, log_p[rows], totals[rows])
+            continuations += _new_constraint_continuations(search, continuations, log_p[rows], totals[rows])
             continuations = sorted(continuations, key=lambda continuation: -continuation.total)
         result.append(continuations)
     return result
 
 
-def _constraint_continuations(
+def _new_constraint_continuations(
     search: "_SequenceBeams", continuations: list[_Continuation], log_p: Tensor, totals: Tensor
 ) -> list[_Continuation]:
     """Return the continuations that advance a constraint and are not among `continuations` already."""

@@ -90,7 +90,11 @@ class CPUDecodeEngine:
         """Append one token per row to the cache and return the logits for the following token."""
         positions = cache.reserve(batch=len(ids), n_new=1)
         buffers = self._buffers_for(len(ids))
-        state = self._ragged_state(cache, positions, buffers) if cache.is_ragged else self._even_state(cache, buffers)
+        state = (
+            self._ragged_state(cache, positions, buffers)
+            if cache.is_ragged
+            else self._equal_length_step_state(cache, buffers)
+        )
         x = self._embed(ids, positions[:, 0] if cache.is_ragged else cache.n_filled - 1, buffers)
         source_mask = None if source is None or source.mask is None else source.mask.dense
         for layer, block in enumerate(self._blocks):
@@ -129,7 +133,7 @@ class CPUDecodeEngine:
             x.copy_(self._embedding_norm(x, buffers))
         return x
 
-    def _even_state(self, cache: KVCache, buffers: DecodeBuffers) -> _StepState:
+    def _equal_length_step_state(self, cache: KVCache, buffers: DecodeBuffers) -> _StepState:
         """Step state for rows of equal length: the visible keys are a slice of the cache, so no mask is needed."""
         n = cache.n_filled
         first = 0 if self._sliding_window is None else max(0, n - self._sliding_window)
@@ -138,7 +142,7 @@ class CPUDecodeEngine:
         mask = None
         if self._bias is not None:
             # The bias only depends on the distance to the query, so this is the end of the last query's row.
-            mask = self._fold_mask(self._bias[..., self._capacity - n + first :], buffers.rows)
+            mask = self._group_mask_by_kv_head(self._bias[..., self._capacity - n + first :], buffers.rows)
         return _StepState(
             buffers=buffers,
             keys=cache.keys.flatten(1, 2).narrow(2, first, n - first).transpose(2, 3).unbind(0),
@@ -170,10 +174,10 @@ class CPUDecodeEngine:
             slots=list(zip(keys, values, strict=True)),
             append_slots=cache.slots,
             angles=angles,
-            mask=self._fold_mask(torch.where(visible, bias, float("-inf")), buffers.rows),
+            mask=self._group_mask_by_kv_head(torch.where(visible, bias, float("-inf")), buffers.rows),
         )
 
-    def _fold_mask(self, mask: Tensor, rows: int) -> Tensor:
+    def _group_mask_by_kv_head(self, mask: Tensor, rows: int) -> Tensor:
         """Reshape a mask from (batch, head, 1, key) to the shape of `_StepState.mask`."""
         n_kv_heads = self._head_config.n_kv_heads
         if mask.shape[1] > 1:

@@ -61,7 +61,7 @@ class CUDADecodeStepPool:
         return step
 
 
-def decode_n_tokens(
+def decode_until_all_finished(
     step: CUDADecodeStep,
     first_ids: Tensor,
     sequences: Sequence[GeneratedSequence],

@@ -135,7 +135,7 @@ class CUDADecodeStep:
                 BLOCK=VOCAB_BLOCK,
                 **self._launch_options,
             )
-            kernels.select_argmax_kernel[(rows,)](
+            kernels.select_argmax_and_advance_kernel[(rows,)](
                 self._block_max,
                 self._block_argmax,
                 self._block_exp_sum,

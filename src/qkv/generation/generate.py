@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.config import SamplingConfig
 from qkv.errors import InputError, WeightsError
 from qkv.generation.cpu_decode_engine import create_cpu_decode_engine
-from qkv.generation.cuda_decode import can_sample_on_device, can_use_triton_kernels, decode_n_tokens
+from qkv.generation.cuda_decode import can_sample_on_device, can_use_triton_kernels, decode_until_all_finished
 from qkv.generation.cuda_decode_step import CUDADecodeStep
 from qkv.generation.decoder import Decoder, GPTDecoder
 from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
@@ -96,7 +96,9 @@ def _decode_on_device(
         uniform = torch.tensor(uniform, dtype=torch.float64, device=logits.device)
         chosen = choose_next_ids(logits, sampling, seen_mask=None, uniform=uniform)
         first = chosen.tolist(), gather_log_probabilities(logits, chosen).tolist()
-    outputs = chain([first], decode_n_tokens(cuda_step, chosen, sequences, sampling=sampling, generators=generators))
+    outputs = chain(
+        [first], decode_until_all_finished(cuda_step, chosen, sequences, sampling=sampling, generators=generators)
+    )
     for ids, log_ps in outputs:
         for row, (sequence, token_id, log_p) in enumerate(zip(sequences, ids, log_ps, strict=True)):
             if sequence.finish_reason is None:

@@ -60,7 +60,7 @@ class ConcatenatedLinear:
             return y.view(1, -1)[:, : self._n_out]
         if self._uses_onednn and x.shape[0] > 1:
             return self._onednn_linear(x)
-        transposed = self._transposed if self._transposed is not None else self._pack_transposed()
+        transposed = self._transposed if self._transposed is not None else self._cache_transposed_weight()
         return torch.mm(x, transposed) if self._bias is None else torch.addmm(self._bias, x, transposed)
 
     def forward_activated(self, x: Tensor, activation: Activation) -> Tensor:
@@ -74,7 +74,7 @@ class ConcatenatedLinear:
         if self._uses_onednn or self._uses_blocks:
             out.copy_(self(x))
             return
-        transposed = self._transposed if self._transposed is not None else self._pack_transposed()
+        transposed = self._transposed if self._transposed is not None else self._cache_transposed_weight()
         if self._bias is None:
             torch.mm(x, transposed, out=out)
         else:
@@ -85,7 +85,7 @@ class ConcatenatedLinear:
         if self._uses_onednn or self._uses_blocks:
             residual.add_(self(x))
             return
-        residual.addmm_(x, self._transposed if self._transposed is not None else self._pack_transposed())
+        residual.addmm_(x, self._transposed if self._transposed is not None else self._cache_transposed_weight())
         if self._bias is not None:
             residual.add_(self._bias)
 
@@ -100,7 +100,7 @@ class ConcatenatedLinear:
         )
         return self._blocks
 
-    def _pack_transposed(self) -> Tensor:
+    def _cache_transposed_weight(self) -> Tensor:
         weight = self._concatenated_weight()
         # A single row is multiplied fastest if the longer side of the matrix is contiguous.
         is_copied = weight.shape[0] >= weight.shape[1] or len(self._weights) > 1

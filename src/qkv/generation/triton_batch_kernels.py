@@ -163,7 +163,7 @@ def argmax_blocks_kernel(
 
 
 @triton.jit
-def select_argmax_kernel(
+def select_argmax_and_advance_kernel(
     block_max_ptr, block_argmax_ptr, block_exp_sum_ptr, ids_ptr, positions_ptr, steps_ptr, output_ids_ptr,
     output_log_p_ptr, vocab_size, n_blocks, last_position, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip

@@ -89,8 +89,8 @@ def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: Tokeniz
 
     Weights to the tokens of a word are summed, and rows of the tokens of a word are averaged (arXiv:1906.04341).
     """
-    rows, row_labels = _group_tokens_by_word(queries)
-    columns, column_labels = _group_tokens_by_word(keys)
+    rows, row_labels = _token_to_word_membership(queries)
+    columns, column_labels = _token_to_word_membership(keys)
     weights = view.weights @ columns.to(view.weights)
     weights = (rows.to(weights) / rows.sum(0).to(weights)).T @ weights
     return replace(view, weights=weights, queries=row_labels, keys=column_labels, title=f"{view.title}, words")
@@ -122,7 +122,7 @@ def sink_mask(tokens: TokenizedText) -> Bool[Tensor, " key"]:
     return torch.tensor([position == 0 or special for position, special in enumerate(tokens.is_special)])
 
 
-def _group_tokens_by_word(tokens: TokenizedText) -> tuple[Float[Tensor, "token group"], list[str]]:
+def _token_to_word_membership(tokens: TokenizedText) -> tuple[Float[Tensor, "token group"], list[str]]:
     """Returns a token-to-word membership matrix and the word labels. Tokens outside words form their own groups."""
     names: list[str] = []
     group_of: list[int] = []

@@ -88,8 +88,8 @@ def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates
     if len(candidates) < 2:
         raise InputError(f"at least 2 candidates are required, got {len(candidates)}")
     model_input = prepare_input(task, text)
-    query = model_input.sequence.find_word(pronoun)
-    keys = [model_input.sequence.find_word(word, before=query[0]) for word in candidates]
+    query = model_input.sequence.find_last_occurrence(pronoun)
+    keys = [model_input.sequence.find_last_occurrence(word, before=query[0]) for word in candidates]
     for word, candidate_positions in zip(candidates, keys, strict=True):
         if set(candidate_positions) & set(query):
             raise InputError(f"the candidate {word!r} overlaps the pronoun {pronoun!r}")

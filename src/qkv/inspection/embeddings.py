@@ -14,7 +14,7 @@ from qkv.inspection.logit_lens import depth_names, residual_tap_names
 from qkv.inspection.model_input import mark_whitespace
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
-from qkv.inspection.word_map import project_to_2d
+from qkv.inspection.word_map import pca_2d_with_explained_variance
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LearnedPositions, SinusoidalPositions
 from qkv.text import Tokenizer
@@ -49,7 +49,7 @@ def embedding_trajectories(cache: ActivationCache, tokenizer: Tokenizer, *, n: i
         names = residual_tap_names(model, AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF)
         depths = depth_names(len(names))
     vectors = torch.stack([F.normalize(cache.get_activation(name).float(), dim=-1) for name in names]).cpu()
-    points, explained_variance = project_to_2d(vectors.flatten(0, 1))
+    points, explained_variance = pca_2d_with_explained_variance(vectors.flatten(0, 1))
     return EmbeddingView(
         tokens=sequence.labels,
         depths=depths,

@@ -59,7 +59,7 @@ def logit_attribution(
     position = check_index("position", position, len(logits), unit="tokens", from_end=True)
     for vocab_id in (token_id, token_id if against is None else against):
         check_index("id", vocab_id, logits.shape[1], unit="vocabulary ids")
-    names, vectors = _residual_contributions(cache, position)
+    names, vectors = _final_norm_output_contributions(cache, position)
     vectors, direction, bias = _unembedding_inputs_row_and_bias(cache.model, vectors, token_id)
     values, logit = vectors @ direction, logits[position, token_id]
     if against is not None:
@@ -80,7 +80,7 @@ def logit_attribution(
     )
 
 
-def _residual_contributions(cache: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
+def _final_norm_output_contributions(cache: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
     """Returns each component's share of the final norm's output. The last component is the norms' biases."""
     model = cache.model
     stack = AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF

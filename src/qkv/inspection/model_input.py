@@ -53,7 +53,7 @@ class TokenizedText:
         """Tokens with visible whitespace, for axes and tables."""
         return [mark_whitespace(token) for token in self.tokens]
 
-    def find_word(self, word: str, *, before: int | None = None) -> list[int]:
+    def find_last_occurrence(self, word: str, *, before: int | None = None) -> list[int]:
         """Returns the token positions of the last occurrence of a word in the text.
 
         With `before`, returns the last occurrence that ends before that position, if there is one.

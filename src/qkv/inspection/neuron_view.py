@@ -55,7 +55,7 @@ def compute_neuron_view(
     queries = torch.cat([record.inputs.queries[0, head] for record in records])
     kv_head = head // (attention.head_config.n_heads // attention.head_config.n_kv_heads)
     q, k = upcast(queries[query]), upcast(records[-1].inputs.keys[0, kv_head])
-    q_unrotated, k_unrotated = _unrotated_query_and_keys(cache, stack, layer, (head, kv_head))
+    q_unrotated, k_unrotated = _unrotated_queries_and_keys(cache, stack, layer, (head, kv_head))
     scores = cache.scores(stack, layer)[head, query]
     dots = k @ q
     # The scores include a position bias, but only at positions that are not masked.
@@ -79,7 +79,7 @@ def compute_neuron_view(
     )
 
 
-def _unrotated_query_and_keys(
+def _unrotated_queries_and_keys(
     cache: ActivationCache, stack: AttentionKind, layer: int, heads: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """Returns one head's queries and keys as projected, before rotary position embedding."""

@@ -100,10 +100,10 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
             axis.set_title(best, fontsize=6.5, pad=2)
             if head == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8)
-                _set_token_ticks(axis.set_yticks, view.queries, inches_per_label=cell_height / n)
+                _set_token_ticks_if_legible(axis.set_yticks, view.queries, inches_per_label=cell_height / n)
             if layer == n_layers - 1:
                 axis.set_xlabel(f"head {head}", fontsize=8)
-                _set_token_ticks(axis.set_xticks, view.keys, inches_per_label=cell_width / m, rotation=90)
+                _set_token_ticks_if_legible(axis.set_xticks, view.keys, inches_per_label=cell_width / m, rotation=90)
     subtitle = wrap_title(
         _join_lines(title, f"{view.stack}: queries as rows, keys as columns, color is √weight"), figure.get_figwidth()
     )
@@ -112,7 +112,7 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
     return figure
 
 
-def _set_token_ticks(
+def _set_token_ticks_if_legible(
     ticks: Callable[..., object], labels: list[str], *, inches_per_label: float, rotation: int = 0
 ) -> None:
     """Set token labels if each has enough space in inches. Below 4 points they would not be legible."""

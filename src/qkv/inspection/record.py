@@ -133,7 +133,7 @@ class ActivationRecord:
 
         def start(inputs: AttentionInputs) -> None:
             changed.clear()
-            pending["inputs"] = _detach_inputs(inputs)
+            pending["inputs"] = _detach_inputs_clone_keys_values(inputs)
 
         def keep_changed(tap: str, activation: Tensor) -> None:
             if attention.scores.has_interventions or attention.weights.has_interventions:
@@ -153,7 +153,7 @@ class ActivationRecord:
         ]
 
 
-def _detach_inputs(inputs: AttentionInputs) -> AttentionInputs:
+def _detach_inputs_clone_keys_values(inputs: AttentionInputs) -> AttentionInputs:
     # Copied for the same reason as in `_keep`.
     keys, values = (tensor.detach().clone() for tensor in (inputs.keys, inputs.values))
     bias = None if inputs.bias is None else inputs.bias.detach()

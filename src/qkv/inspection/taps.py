@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.errors import TapError
 from qkv.nn import Tap
 
@@ -19,7 +19,6 @@ def match_taps(model: nn.Module, pattern: str) -> dict[str, Tap]:
     all_taps = named_taps(model)
     matches = {name: tap for name, tap in all_taps.items() if fnmatchcase(name, pattern)}
     if not matches:
-        raise TapError(
-            f"none of the model's {len(all_taps)} taps matches '{pattern}'{suggest_closest(pattern, list(all_taps))}"
-        )
+        hint = did_you_mean_suffix(pattern, list(all_taps))
+        raise TapError(f"none of the model's {len(all_taps)} taps matches '{pattern}'{hint}")
     return matches

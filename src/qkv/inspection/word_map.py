@@ -25,7 +25,7 @@ COLORS_AND_MARKERS = (
 )
 
 
-def project_to_2d(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
+def pca_2d_with_explained_variance(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
     """Project vectors onto their first two principal components, and return the explained variance ratios.
 
     The sign of a component is arbitrary. It is chosen so that the vector farthest from the origin is positive.
@@ -53,7 +53,7 @@ def plot_word_map(
         raise ShapeError(
             f"got {len(vectors)} vectors, {len(words)} words and {len(groups)} groups, expected equal numbers"
         )
-    points, explained_variance = project_to_2d(vectors)
+    points, explained_variance = pca_2d_with_explained_variance(vectors)
     figure = new_figure(width=8.0, height=6.0)
     axis = figure.subplots()
     group_names = list(dict.fromkeys(groups)) or [""]

@@ -25,9 +25,9 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
     then `draw()` to display the figure.
     """
     if name not in LESSONS:
-        from qkv.config.base import suggest_closest
+        from qkv.config.base import did_you_mean_suffix
 
-        hint = suggest_closest(name, list(LESSONS)) or "; `qkv lesson` lists them"
+        hint = did_you_mean_suffix(name, list(LESSONS)) or "; `qkv lesson` lists them"
         raise InputError(f"unknown lesson '{name}'{hint}")
     if plot is not None:
         from qkv.inspection.figures import check_figure_path

@@ -99,7 +99,7 @@ def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> Float[Tensor, "scene word patch"]:
+def mean_cross_attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> Float[Tensor, "scene word patch"]:
     """Cross-attention weights used to predict each word, averaged over the heads."""
     with record(model, "decoder.blocks.0.cross_attention.weights") as cache:
         model(patches, _shift_right(ids))

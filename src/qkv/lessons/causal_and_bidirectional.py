@@ -22,7 +22,7 @@ def build_gpt(*, mask: bool, seed: int = 0) -> GPT:
     return GPT(CONFIG.replace(causal=mask), seed=seed).eval()
 
 
-def attention_weights(*, mask: bool, seed: int = 0) -> Float[Tensor, "query key"]:
+def first_head_attention_weights(*, mask: bool, seed: int = 0) -> Float[Tensor, "query key"]:
     model = build_gpt(mask=mask, seed=seed)
     with record(model, "blocks.0.attention.weights") as cache, torch.no_grad():
         model(IDS)
@@ -58,7 +58,9 @@ def difference_from_bert(seed: int = 0) -> float:
 
 
 def lesson(seed: int) -> DrawFigure:
-    causal_weights, bidirectional_weights = (attention_weights(mask=mask, seed=seed) for mask in (True, False))
+    causal_weights, bidirectional_weights = (
+        first_head_attention_weights(mask=mask, seed=seed) for mask in (True, False)
+    )
     print_section("One block with and without a causal mask")
     sizes = [sum(p.numel() for p in build_gpt(mask=mask, seed=seed).blocks.parameters()) for mask in (True, False)]
     print_table(["", "causal: GPT", "bidirectional: BERT"], [

@@ -47,7 +47,7 @@ def lesson(seed: int) -> DrawFigure:
         digits=3,
     )
     _print_effect_of_new_token(task, ids)
-    _print_sampling_settings(task, probabilities)
+    _print_effects_of_sampling_settings(task, probabilities)
     _print_samples(task, seed)
     return lambda: _draw_steps(task, ids, probabilities)
 
@@ -84,7 +84,7 @@ def _print_effect_of_new_token(task: LanguageModel, ids: list[int]) -> None:
         token from them, so their keys and values can be cached (`qkv lesson kv-cache`).""")
 
 
-def _print_sampling_settings(task: LanguageModel, probabilities: Tensor) -> None:
+def _print_effects_of_sampling_settings(task: LanguageModel, probabilities: Tensor) -> None:
     step = int((probabilities * probabilities.log()).nansum(-1).argmin())  # the step with the highest entropy
     row = probabilities[step]
     print_section(f"How sampling settings change the probabilities of step {step + 1}")

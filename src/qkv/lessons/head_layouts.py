@@ -21,7 +21,7 @@ D_MODEL, N_HEADS = 512, 8
 HEAD_COUNTS = (1, 2, 4, 8, 16)
 
 
-def _build_attention(layout: str, d: int, h: int) -> Attention:
+def _build_split_or_pooled_attention(layout: str, d: int, h: int) -> Attention:
     """Build attention with one of the head layouts from the lectures, without biases."""
     join = HeadCombination.POOLED if layout.startswith("pooled") else HeadCombination.SPLIT
     d_value = d // h if layout == "split" else d
@@ -49,7 +49,7 @@ def _print_five_steps() -> None:
     print_section(f"The five steps of lecture B with {N_HEADS} heads and d = {D_MODEL}")
     ids = torch.arange(2)[None]
     x = TokenEmbedding(2, D_MODEL)(ids)
-    attention = _build_attention("split", D_MODEL, N_HEADS)
+    attention = _build_split_or_pooled_attention("split", D_MODEL, N_HEADS)
     with record(attention, "queries", "weights", "head_outputs") as cache:
         output = attention(x)
     print_table(
@@ -63,7 +63,7 @@ def _print_five_steps() -> None:
             ("5", "concatenate all Z and multiply by W_O: R", format_shape(output)),
         ],
     )
-    next_layer_shape = format_shape(_build_attention("split", D_MODEL, N_HEADS)(output))
+    next_layer_shape = format_shape(_build_split_or_pooled_attention("split", D_MODEL, N_HEADS)(output))
     print_text(
         f"The next layer starts at step 3 with R instead of X: {format_shape(output)} in, {next_layer_shape} out."
     )
@@ -72,7 +72,7 @@ def _print_five_steps() -> None:
 def _compare_implementations() -> None:
     print_section("One product with a reshape, a loop, and separate matrices per head give the same result")
     x = torch.randn(1, 7, D_MODEL)
-    attention = _build_attention("split", D_MODEL, N_HEADS)
+    attention = _build_split_or_pooled_attention("split", D_MODEL, N_HEADS)
     parts = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
     w_o = attention.out_proj.get_parameter("weight")
     matrices = [part.view(N_HEADS, -1, D_MODEL).transpose(1, 2) for part in parts]
@@ -93,11 +93,11 @@ def _compare_implementations() -> None:
     print_table(["", "W_Q", "result", "largest difference"], rows)
 
     print_section("Pooled heads: full-width values whose outputs are summed (lecture C's “less common way”)")
-    pooled = _build_attention("pooled, no W_O", D_MODEL, N_HEADS)
+    pooled = _build_split_or_pooled_attention("pooled, no W_O", D_MODEL, N_HEADS)
     mean_config = replace(pooled.head_config, combination=HeadCombination.POOLED_MEAN)
     mean = Attention(D_MODEL, mean_config, bias=False, output_projection=False)
     mean.load_state_dict(pooled.state_dict())
-    free = _build_attention("free, d_v = d", D_MODEL, N_HEADS)
+    free = _build_split_or_pooled_attention("free, d_v = d", D_MODEL, N_HEADS)
     free.load_state_dict({**pooled.state_dict(), "out_proj.weight": torch.eye(D_MODEL).repeat(1, N_HEADS)})
     print_text(f"""If the outputs are averaged instead of summed, the result is {N_HEADS} times smaller (difference
         {max_abs_difference(mean(x) * N_HEADS, pooled(x))}). Summing is a special case of W_O: the concatenated
@@ -122,7 +122,7 @@ def _print_parameter_counts() -> None:
 
 def _count_parameters(layout: str, d: int, h: int) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _build_attention(layout, d, h).parameters())
+        return sum(parameter.numel() for parameter in _build_split_or_pooled_attention(layout, d, h).parameters())
 
 
 def _draw_parameter_counts() -> Figure:

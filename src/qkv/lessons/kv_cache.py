@@ -53,7 +53,7 @@ def _print_equality(model: GPT, ids: Tensor) -> None:
         correct expression is x[:, −1:], which is only the new token.""")
 
 
-def _fill_cache(model: GPT, ids: Tensor, n: int) -> KVCache:
+def _cache_before_token(model: GPT, ids: Tensor, n: int) -> KVCache:
     """Return a cache with the tokens before token n."""
     cache = model.new_cache(batch=1, capacity=n)
     model.hidden_states(ids[:, : n - 1], cache=cache)
@@ -62,7 +62,7 @@ def _fill_cache(model: GPT, ids: Tensor, n: int) -> KVCache:
 
 def _measure_step(model: GPT, ids: Tensor, n: int) -> StepCost:
     # A step appends to its cache, so each repetition needs its own cache.
-    caches = iter([_fill_cache(model, ids, n) for _ in range(9)])
+    caches = iter([_cache_before_token(model, ids, n) for _ in range(9)])
     last = ids[:, n - 1 : n]
     work = {mode: Workload(batch_size=1, seq_len=n, mode=mode) for mode in (Mode.DECODE, Mode.FORWARD)}
     return StepCost(
@@ -71,7 +71,7 @@ def _measure_step(model: GPT, ids: Tensor, n: int) -> StepCost:
         recomputed_ms=1e3 * best_of_n_seconds(lambda: model(ids[:, :n]), times=5),
         cached_flops=count_flops(model.config, work[Mode.DECODE]).forward,
         recomputed_flops=count_flops(model.config, work[Mode.FORWARD]).forward,
-        cache_bytes=_fill_cache(model, ids, n).n_bytes,
+        cache_bytes=_cache_before_token(model, ids, n).n_bytes,
     )
 
 

@@ -22,14 +22,14 @@ def lesson(seed: int) -> DrawFigure:
         The model is a GPT with {sum(p.numel() for p in models["no mask"].parameters()):,} parameters, once with a
         causal mask and once without. X = the cat sat on the mat, Y = cat sat on the mat </s>: the target of position t
         is the input at position t + 1.""")
-    losses = {name: sentences.train_tiny_gpt(model, n_steps=N_STEPS) for name, model in models.items()}
-    valid_fractions = _compare_losses(models, losses)
+    losses = {name: sentences.train_gpt_on_sentences(model, n_steps=N_STEPS) for name, model in models.items()}
+    valid_fractions = _print_losses_return_valid_fractions(models, losses)
     _print_sentences_and_predictions(models)
     _print_attention(models["no mask"])
     return lambda: _draw_comparison(losses, valid_fractions)
 
 
-def _compare_losses(models: dict[str, GPT], losses: dict[str, list[float]]) -> dict[str, float]:
+def _print_losses_return_valid_fractions(models: dict[str, GPT], losses: dict[str, list[float]]) -> dict[str, float]:
     """Print the losses and return the fraction of valid sentences that each model generates."""
     print_section(f"Training loss in nats per word ({N_STEPS} steps of 64 sentences)")
     steps = [1, 25, 50, 100, N_STEPS]

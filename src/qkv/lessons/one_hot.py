@@ -19,7 +19,7 @@ EXAMPLE_TOKEN_ID = 7
 @torch.no_grad()
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
     small_embedding = _print_column_lookup()
-    _print_row_lookup()
+    _print_one_hot_product_and_lookup()
     return lambda: _draw_one_hot_lookup(small_embedding)
 
 
@@ -46,7 +46,7 @@ def _print_column_lookup() -> TokenEmbedding:
     return embedding
 
 
-def _print_row_lookup() -> None:
+def _print_one_hot_product_and_lookup() -> None:
     print_section("Lecture D: “thanks for all the” = [5, 4000, 10532, 2224], E is |V|×d, and x·E selects a row")
     embedding = TokenEmbedding(LECTURE_D_VOCAB_SIZE, EMBEDDING_WIDTH)
     ids = torch.tensor([list(THANKS.values())])

@@ -85,7 +85,7 @@ def _print_seen_and_unseen_accuracy(model: Seq2Seq, unseen: Scenes, generated: l
 
 def _print_mean_attention_by_caption_word(model: Seq2Seq, scenes: Scenes) -> None:
     print_section("Attention weights when each word is predicted (mean over heads)")
-    weights = caption_model.attention_weights(model, scenes.patches, scenes.captions)
+    weights = caption_model.mean_cross_attention_weights(model, scenes.patches, scenes.captions)
     weight_on_shape = torch.stack(
         [(weights * scenes.shape_patches[:, i, None]).sum(-1).mean(0) for i in range(2)], dim=1
     )
@@ -120,5 +120,7 @@ def _print_accuracy_with_masked_shapes(model: Seq2Seq, scenes: Scenes) -> None:
 
 def _image_attention(model: Seq2Seq, scenes: Scenes, index: int, ids: list[int]) -> ImageAttention:
     words = ids_to_words(ids)
-    weights = caption_model.attention_weights(model, scenes.patches[index, None], torch.tensor([ids]))[0, : len(words)]
+    weights = caption_model.mean_cross_attention_weights(model, scenes.patches[index, None], torch.tensor([ids]))[
+        0, : len(words)
+    ]
     return ImageAttention(image=scenes.images[index], words=words, weights=weights, patches_per_row=PATCHES_PER_ROW)

@@ -32,7 +32,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     shape = LearnedPositions(N, D).table.weight.shape
     print_slide_error(f"""lecture D gives the table E_pos the shape [1 × N]. The correct shape is [N × d]: here
         {list(shape)}, {shape.numel():,} numbers.""")
-    _print_sinusoid_formulas()
+    _print_sinusoid_index_difference()
     print_section(f"All rows are different ({N} positions, d = {D})")
     print_table(
         ["", "smallest distance of two rows", "adjacent rows", "largest distance"],
@@ -66,7 +66,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     return lambda: _draw_sinusoids_and_clusters(b, e, clouds[0.5])
 
 
-def _print_sinusoid_formulas() -> None:
+def _print_sinusoid_index_difference() -> None:
     d = 8
     b, e = (sinusoidal_encoding(torch.arange(4)[None], d, style)[0] for style in (B, E))
     print_section(f"Sinusoids: alternating sin and cos of pos / 10000^(2i/d), d = {d}")

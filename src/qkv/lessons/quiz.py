@@ -55,7 +55,7 @@ def lesson(seed: int) -> DrawFigure:
     _print_mask_answer(model)
     print_section("Lecture E: which encoder–decoder wiring is correct?")
     wirings.print_measured_wiring(wirings.build_float64_seq2seq(seed))
-    encoder_decoder = quiz_cost.print_cost_answers(seed)
+    encoder_decoder = quiz_cost.print_answers_and_return_flops(seed)
     return lambda: _draw_quiz(trainable_parameters_by_quiz_option(model), encoder_decoder)
 
 
@@ -137,6 +137,6 @@ def _draw_quiz(sizes: dict[str, int], encoder_decoder: dict[str, list[int]]) -> 
     bars.invert_yaxis()
     bars.margins(x=0.15)
     label_axes(bars, title="Trainable parameters of a small GPT", x="trainable parameters", y="")
-    quiz_cost.draw_encoder_decoder_flops(lines, encoder_decoder, colors=(BLUE, ORANGE))
+    quiz_cost.plot_flops_by_source_length(lines, encoder_decoder, colors=(BLUE, ORANGE))
     figure.suptitle("Two quizzes of lecture E: trainable parameters, and the cost of an encoder–decoder")
     return figure

@@ -32,15 +32,15 @@ def count_model_flops(model: nn.Module, *ids: Tensor) -> int:
         return count_flops(lambda: model(*ids))
 
 
-def print_cost_answers(seed: int) -> dict[str, list[int]]:
+def print_answers_and_return_flops(seed: int) -> dict[str, list[int]]:
     """Print the answers and return the measured FLOPs of the encoder and the decoder."""
-    _print_matrix_product()
+    _print_matmul_flops_and_traffic()
     _print_query_projection_cost()
     _print_measured_kv_cache_bytes(seed)
     return _print_encoder_decoder_flops(seed)
 
 
-def _print_matrix_product() -> None:
+def _print_matmul_flops_and_traffic() -> None:
     print_section("Lecture E: FLOPs and memory traffic of A (n×m) times B (m×k)")
     rows = []
     for n, m, k in ((3, 5, 7), (64, 64, 64), (128, 64, 512)):
@@ -140,7 +140,7 @@ def _self_attention_flops(n: int) -> int:
     return 24 * n * D * D + 4 * n * n * D
 
 
-def draw_encoder_decoder_flops(axes: Axes, flops: dict[str, list[int]], *, colors: Sequence[str]) -> None:
+def plot_flops_by_source_length(axes: Axes, flops: dict[str, list[int]], *, colors: Sequence[str]) -> None:
     """Plot the FLOPs of the encoder and the decoder by source length."""
     for (name, values), color, marker in zip(flops.items(), colors, "os", strict=True):
         axes.plot(SOURCE_LENGTHS, [value / 1e6 for value in values], color=color, marker=marker, label=name)

@@ -57,7 +57,7 @@ def draw_scenes(n: int, *, rng: np.random.Generator, pairs: NDArray[np.int64] = 
     """
     color, shape, other_color, other_shape = np.unravel_index(rng.choice(pairs, n), _N_CHOICES)
     relation = rng.integers(len(RELATIONS), size=n)
-    first, second = _sample_centers(relation, rng)
+    first, second = _sample_shape_pair_centers(relation, rng)
     coverage = np.stack((_pixel_coverage(shape, first, rng), _pixel_coverage(other_shape, second, rng)))
     colors = np.array(list(COLORS.values()), np.float32)[np.stack((color, other_color))] - BACKGROUND
     a, end = (np.full(n, CAPTION_WORDS.index(word)) for word in ("a", END))
@@ -91,7 +91,7 @@ def ids_to_words(ids: list[int]) -> list[str]:
     return [CAPTION_WORDS[i] for i in ids if CAPTION_WORDS[i] != END]
 
 
-def _sample_centers(relation: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def _sample_shape_pair_centers(relation: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Sample the centers of both shapes, in patches.
 
     They are at least three patches apart in one direction and at most one in the other.
@@ -116,7 +116,7 @@ def _pixel_coverage(
     return coverage
 
 
-def _draw_stamps() -> NDArray[np.float32]:
+def _draw_shapes_by_size() -> NDArray[np.float32]:
     """Draw each shape in each size."""
     radius = np.array([3.5, 4.5, 5.5])[:, None, None]
     x = (np.arange(12) - 5.5) / radius
@@ -129,4 +129,4 @@ def _draw_stamps() -> NDArray[np.float32]:
     return np.clip(0.5 + (1 - outside) * radius[:, None], 0, 1).astype(np.float32)  # edges are about one pixel wide
 
 
-_STAMPS = _draw_stamps()
+_STAMPS = _draw_shapes_by_size()

@@ -41,12 +41,12 @@ def min_norm_point(points: Float[Tensor, "point d"]) -> Float[Tensor, " d"]:
         if points[best] @ nearest > nearest @ nearest - TOLERANCE or (corners == best).any():
             break
         corners = torch.cat((corners, best[None]))
-        corners, weights = _minimize_over_corners(points, corners, torch.cat((weights, weights.new_zeros(1))))
+        corners, weights = _min_norm_convex_weights(points, corners, torch.cat((weights, weights.new_zeros(1))))
         nearest = weights @ points[corners]
     return nearest
 
 
-def _minimize_over_corners(points: Tensor, corners: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _min_norm_convex_weights(points: Tensor, corners: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Find the convex weights that minimize the norm of the combination, and drop corners with weight 0."""
     while True:
         corner_points = points[corners]

@@ -46,7 +46,7 @@ def tiny_gpt(*, causal: bool, seed: int) -> GPT:
     return GPT(config, seed=seed)
 
 
-def train_tiny_gpt(model: GPT, *, n_steps: int) -> list[float]:
+def train_gpt_on_sentences(model: GPT, *, n_steps: int) -> list[float]:
     """Train on random sentences and return the loss of every step; stop at the first NaN.
 
     X = the cat sat on the mat, Y = cat sat on the mat </s>.

@@ -33,7 +33,7 @@ def target_table() -> TokenTable:
     return F.one_hot(torch.tensor((*SEQUENCE[1:], SEQUENCE[0])), len(TOY_WORDS_5)).float()
 
 
-def best_row_combination(x: TokenTable) -> TokenTable:
+def least_squares_row_combinations(x: TokenTable) -> TokenTable:
     """W·X for the T×T matrix W that minimizes the squared distance to the target."""
     x, target = x.double(), target_table().double()
     # W·X = target is Xᵀ·Wᵀ = targetᵀ; gelsd also works if X does not have full rank.
@@ -83,14 +83,14 @@ def _print_best_row_combination(x: TokenTable, target: TokenTable) -> TokenTable
     difference = (x[:, MAN_ID] - x[:, CHICKEN_ID]).abs().max().item()
     print_text(f"""The columns man and chicken of X are equal: max|difference| = {difference:.0f}. W combines rows, so
         these columns are equal in every W·X, but they differ in the target. The best W by least squares gives:""")
-    best = best_row_combination(x)
+    best = least_squares_row_combinations(x)
     print_matrix(best, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     distance = (best - target).square().sum().item()
     print_text(f"""The squared distance to the target is {distance:.2f}; both rows of *the* predict man and chicken
         with probability one half.""")
     zeroed_x = x.clone()
     zeroed_x[-1] = 0
-    zeroed_distance = (best_row_combination(zeroed_x) - target).square().sum().item()
+    zeroed_distance = (least_squares_row_combinations(zeroed_x) - target).square().sum().item()
     print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, the
         column <start> of X is empty, and the last row of the target cannot be reached either: the best squared
         distance is then {zeroed_distance:.2f}.""")

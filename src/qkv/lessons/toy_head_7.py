@@ -21,17 +21,17 @@ D_HEAD = 20
 Table = Float[Tensor, "sentence position column"]
 
 
-def next_token_targets() -> Table:
+def next_token_target_probabilities() -> Table:
     """Target distributions. Both sentences begin with <start>, so man and woman follow it with probability one half."""
     target = F.one_hot(SENTENCE_IDS.roll(-1, dims=1), len(TOY_WORDS_7)).float()
     target[:, 0] = target[:, 0].mean(0)
     return target
 
 
-def bigram_inputs() -> Table:
+def bigram_next_token_distributions() -> Table:
     """For each position, the distribution of the token that follows this token in the two sentences."""
     follows = torch.zeros(len(TOY_WORDS_7), len(TOY_WORDS_7)).index_add_(
-        0, SENTENCE_IDS.flatten(), next_token_targets().flatten(0, 1)
+        0, SENTENCE_IDS.flatten(), next_token_target_probabilities().flatten(0, 1)
     )
     return (follows / follows.sum(1, keepdim=True))[SENTENCE_IDS]
 
@@ -39,7 +39,7 @@ def bigram_inputs() -> Table:
 def train_head_and_predict_on(seed: int, x: Table) -> tuple[ToyHead, Table]:
     """Train a head of width H = 20 on x; return it with its predicted probabilities."""
     head = ToyHead(SENTENCE_IDS.shape[1], len(TOY_WORDS_7), d_head=D_HEAD, seed=seed)
-    train_toy_head(head, x, next_token_targets())
+    train_toy_head(head, x, next_token_target_probabilities())
     with torch.no_grad():
         return head, head(x).softmax(-1)
 
@@ -60,7 +60,7 @@ def lesson(seed: int) -> DrawFigure:
     print_slide_error(f"""the code ends with softmax(QKᵀ/√H)·V, which has shape T×H = {head_shape[0]}×{head_shape[1]},
         but the printed predictions have shape T×V = {predictions.shape[1]}×{predictions.shape[2]}. The code omits the
         layer attention.out_proj shown above.""")
-    _print_predictions(predictions)
+    _print_computed_and_slide_predictions(predictions)
     _print_computed_and_slide_weights(weights)
     _print_masked_edge(head, x, predictions)
     _print_bigram_inputs(seed)
@@ -86,7 +86,7 @@ def lesson(seed: int) -> DrawFigure:
     return lambda: plot_heatmaps(*heatmaps, title="One head: “the” predicts chicken after man and beef after woman")
 
 
-def _print_predictions(ours: Table) -> None:
+def _print_computed_and_slide_predictions(ours: Table) -> None:
     print_section("Output T×V: the prediction after 'the' depends on the subject")
     columns = [*(word[:7] for word in TOY_WORDS_7), "sum"]
     for i, sentence in enumerate(TOY_SENTENCES):
@@ -130,7 +130,7 @@ def _print_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
 
 def _print_bigram_inputs(seed: int) -> None:
     print_section("X must be one-hot here, unlike the bigram table of the 5-token example")
-    x = bigram_inputs()
+    x = bigram_next_token_distributions()
     _, p = train_head_and_predict_on(seed, x)
     difference = (x[0, 1] - x[1, 1]).abs().max().item()
     print_text(f"""In the bigram table, man and woman have the same row, because both are followed by ordered

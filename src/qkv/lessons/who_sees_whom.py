@@ -63,7 +63,7 @@ def lesson(seed: int) -> DrawFigure:
     _print_changes(
         "Cross-attention: every target position attends to all encoder states", cross, TARGET_WORDS, SOURCE_WORDS
     )
-    incorrect = _print_lecture_c_error(seq2seq)
+    incorrect = _print_lecture_c_cross_mask_error(seq2seq)
     print_section("Which encoder layer does each decoder layer attend to? (quiz of lecture E)")
     wirings.print_measured_wiring(seq2seq)
     return lambda: _draw_visibility_markers(
@@ -76,7 +76,7 @@ def lesson(seed: int) -> DrawFigure:
     )
 
 
-def _print_lecture_c_error(seq2seq: Seq2Seq) -> StateChangeNorms:
+def _print_lecture_c_cross_mask_error(seq2seq: Seq2Seq) -> StateChangeNorms:
     print_section("The decoder code of lecture C")
     n = IDS.shape[1]
     causal = CAUSAL.to_dense(n, n, IDS.device)[0, 0].int()

@@ -24,7 +24,7 @@ class ScoreStatistics:
     variance: float
     largest: float
     """Mean of the largest attention weight of a query."""
-    jacobian_norm: float
+    mean_softmax_jacobian_norm: float
     """Mean norm of ∂weights/∂scores."""
 
 
@@ -40,7 +40,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         ["d", "var(q·k)", "var(q·k/√d)", "largest weight", "with √d", "∂softmax", "with √d"],
         [
             (width, unscaled[width].variance, scaled[width].variance, unscaled[width].largest, scaled[width].largest,
-             unscaled[width].jacobian_norm, scaled[width].jacobian_norm)
+             unscaled[width].mean_softmax_jacobian_norm, scaled[width].mean_softmax_jacobian_norm)
             for width in WIDTHS
         ],
     )  # fmt: skip
@@ -59,7 +59,7 @@ def _measure_scores(width: int, *, scale: float) -> ScoreStatistics:
     return ScoreStatistics(
         variance=scores.var().item(),
         largest=weights.amax(-1).mean().item(),
-        jacobian_norm=_softmax_jacobian(scores[0, 0]).norm(dim=(1, 2)).mean().item(),
+        mean_softmax_jacobian_norm=_softmax_jacobian(scores[0, 0]).norm(dim=(1, 2)).mean().item(),
     )
 
 
@@ -98,7 +98,7 @@ def _draw_statistics(unscaled: dict[int, ScoreStatistics], scaled: dict[int, Sco
         style = {"color": color, "marker": marker, "label": name}
         variance.plot(WIDTHS, [row.variance for row in rows], **style)
         largest.plot(WIDTHS, [row.largest for row in rows], **style)
-        jacobian.plot(WIDTHS, [row.jacobian_norm for row in rows], **style)
+        jacobian.plot(WIDTHS, [row.mean_softmax_jacobian_norm for row in rows], **style)
     for axes in (variance, largest, jacobian):
         axes.set_xscale("log", base=2)
         axes.set_xticks(WIDTHS, [str(width) for width in WIDTHS])

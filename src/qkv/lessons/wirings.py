@@ -24,7 +24,7 @@ def build_float64_seq2seq(seed: int = 0) -> Seq2Seq:
     return Seq2Seq(config, seed=seed).double().eval()
 
 
-def key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "decoder_layer encoder_layer"]:
+def max_cross_attention_key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "decoder_layer encoder_layer"]:
     """max|cross-attention keys of a decoder layer − its key projection of an encoder layer's output|."""
     differences = torch.zeros(N_STACK_LAYERS, N_STACK_LAYERS)
     with (
@@ -55,7 +55,7 @@ def candidate_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]
 
 def print_measured_wiring(seq2seq: Seq2Seq) -> None:
     """Print the measured wiring and which of the four answers is correct."""
-    differences = key_differences(seq2seq)
+    differences = max_cross_attention_key_differences(seq2seq)
     print_table(["max|difference| of keys from", *(f"encoder layer {j}" for j in range(N_STACK_LAYERS))], [
         (f"decoder layer {i}", *row) for i, row in enumerate(differences.tolist())
     ])  # fmt: skip

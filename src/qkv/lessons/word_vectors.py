@@ -10,7 +10,7 @@ from qkv.inspection.word_map import plot_word_map
 from qkv.lessons.console import print_matrix, print_section, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure
 from qkv.tasks import LanguageModel, load_as
-from qkv.tasks.word_vectors import WordVectors, locate_tokens, word_ids, word_vectors
+from qkv.tasks.word_vectors import WordVectors, encode_and_locate_tokens, word_ids, word_vectors
 
 GROUPS = {
     "people": ["mom", "dad", "boy", "girl", "king", "queen"],
@@ -92,7 +92,7 @@ def _print_contextual_similarities_by_layer(task: LanguageModel) -> None:
 
 def _states_of_studied_word(task: LanguageModel, sentence: str, taps: list[str]) -> Float[Tensor, "tap d_model"]:
     start = sentence.rindex(WORD)
-    ids, (position,) = locate_tokens(task.tokenizer, sentence, start, start + len(WORD))
+    ids, (position,) = encode_and_locate_tokens(task.tokenizer, sentence, start, start + len(WORD))
     with record(task.model, *taps) as cache, torch.no_grad():
         task.model(torch.tensor([ids]))
     return torch.stack([cache[tap][0, position] for tap in taps])

@@ -63,7 +63,7 @@ def lesson(seed: int) -> DrawFigure:
     _print_leaks()
     losses = _training_and_generation_losses(seed)
     _print_training_and_generation_losses(losses)
-    return lambda: _draw_masks(scores, losses)
+    return lambda: _draw_weights_by_mask_method(scores, losses)
 
 
 def _print_leaks() -> None:
@@ -87,7 +87,7 @@ def _training_and_generation_losses(seed: int) -> list[tuple[str, float, float]]
         torch.manual_seed(seed)
         model = sentences.tiny_gpt(causal=False, seed=seed)
         with intervene(model, {"*.attention.scores": method.to_scores, "*.attention.weights": method.to_weights}):
-            in_training = sentences.train_tiny_gpt(model, n_steps=N_TRAINING_STEPS)[-20:]
+            in_training = sentences.train_gpt_on_sentences(model, n_steps=N_TRAINING_STEPS)[-20:]
             in_generation = sentences.loss_in_generation(model, sentences.sample_sentences(500))
         losses.append((method.name, sum(in_training) / len(in_training), in_generation))
     return losses
@@ -112,7 +112,7 @@ def _print_training_and_generation_losses(losses: list[tuple[str, float, float]]
         correct.""")
 
 
-def _draw_masks(scores: Tensor, losses: list[tuple[str, float, float]]) -> Figure:
+def _draw_weights_by_mask_method(scores: Tensor, losses: list[tuple[str, float, float]]) -> Figure:
     heatmaps = []
     for method, (name, in_training, in_generation) in zip(METHODS, losses, strict=True):
         weights = method.weights(scores)

@@ -54,7 +54,7 @@ def check_attention_mask(attention_mask: Tensor | None, ids: Ids | Patches) -> N
         raise InputError(f"attention_mask has dtype {attention_mask.dtype}, expected torch.bool (True for real tokens)")
 
 
-def check_source_batch(ids: Ids, source: Source) -> None:
+def check_rows_multiple_of_sources(ids: Ids, source: Source) -> None:
     n_rows, n_sources = ids.shape[0], source.states.shape[0]
     if n_rows % n_sources:
         raise ShapeError(

@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
-from qkv.models.inputs import check_attention_mask, check_length, check_source_batch
+from qkv.models.inputs import check_attention_mask, check_length, check_rows_multiple_of_sources
 from qkv.nn import (
     AttentiveDecoder,
     LayerSourceCache,
@@ -95,7 +95,7 @@ class RNNSeq2Seq(nn.Module):
         check_length(ids.shape[1], self.config.context_length)
         if state[0].shape[1] != ids.shape[0]:
             raise ShapeError(f"the state has {state[0].shape[1]} rows, but the ids have {ids.shape[0]}")
-        check_source_batch(ids, source)
+        check_rows_multiple_of_sources(ids, source)
         x = self.dropout(self.embedding(ids))
         states, state = self.decoder(x, state, source=source.states, mask=source.mask, cache=cache)
         return self.unembedding(self.dropout(states)), state

@@ -11,7 +11,7 @@ from qkv.models.build import (
     build_relative_positions,
     build_unembedding,
 )
-from qkv.models.inputs import build_causal_mask, build_mask, check_length, check_source_batch, position_ids
+from qkv.models.inputs import build_causal_mask, build_mask, check_length, check_rows_multiple_of_sources, position_ids
 from qkv.nn import KVCache, Mask, PatchEmbedding, Source, Tap, TokenEmbedding, check_ids, check_patches, init_weights
 from qkv.tensors import AttentionMask, Ids, Logits, Patches, Residual, SourceAttentionMask, SourceIds
 
@@ -90,7 +90,7 @@ class Seq2Seq(nn.Module):
         # Checked before position_ids, so that invalid input leaves the cache unchanged.
         check_ids(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
-        check_source_batch(ids, source)
+        check_rows_multiple_of_sources(ids, source)
         if cache is not None:
             cache.check_source(source.states)
         positions = position_ids(ids, attention_mask=attention_mask, cache=cache)

@@ -5,7 +5,7 @@ from typing import Any
 from qkv.choices import AttentionKernel
 from qkv.config import PRESETS, BERTConfig, GPTConfig, ModelConfig, preset
 from qkv.cost import DeviceType, Estimate, Mode, Precision, Workload, cache_bytes
-from qkv.cost.calibration import Calibration, find_calibration
+from qkv.cost.calibration import Calibration, find_newest_calibration
 from qkv.cost.devices import DEVICES, DeviceSpec, find_device
 from qkv.cost.estimate import estimate_workload
 from qkv.cost.lecture_tables import lecture_errata, lecture_tables
@@ -14,7 +14,7 @@ from qkv.cost.roofline import roofline_bound
 from qkv.serving.schemas import CostRequest
 
 
-def cost_choices() -> dict[str, Any]:
+def cost_request_choices() -> dict[str, Any]:
     """Returns the valid values of the fields of a cost request."""
     names = ("name", "title", "source", "float32", "half", "bandwidth", "memory")
     return {
@@ -35,7 +35,7 @@ def cost_response(request: CostRequest, config: ModelConfig | None) -> dict[str,
     estimate = estimate_workload(model_config, work)
     roof = roofline_bound(estimate, device)
     tables = lecture_tables(estimate)
-    calibration = find_calibration(work.mode, work.dtype, device=device.name)
+    calibration = find_newest_calibration(work.mode, work.dtype, device=device.name)
     return {
         "title": estimate.title,
         **estimate.as_dict(),
@@ -86,7 +86,7 @@ def _decode_cost_by_context(config: ModelConfig, work: Workload, device: DeviceS
         return []
     dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16
     lengths = sorted({*(2**i for i in range(4, 24) if 2**i < config.context_length), config.context_length})
-    calibration = find_calibration(Mode.DECODE, dtype, device=device.name)
+    calibration = find_newest_calibration(Mode.DECODE, dtype, device=device.name)
     points = []
     for n in lengths:
         step = Workload(

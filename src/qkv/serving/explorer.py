@@ -12,7 +12,7 @@ from qkv.config import Config
 from qkv.errors import InputError, QKVError
 from qkv.inspection import PATTERNS, checkpoint_timeline, coreference, named_taps, position_similarity
 from qkv.serving import schemas, views
-from qkv.serving.costs import cost_choices, cost_response
+from qkv.serving.costs import cost_request_choices, cost_response
 from qkv.serving.export import export_responses
 from qkv.serving.frame_codec import encode_frame, encode_json_nan_as_null
 from qkv.serving.frame_format import add_length_prefix
@@ -61,7 +61,7 @@ class Explorer:
     def _handle(self, path: str, body: dict[str, Any] | None) -> APIResponse:
         endpoint, request = self.parse_request(path, body)
         if endpoint.content_type == FRAMES:
-            return APIResponse(200, FRAMES, b"".join(self._generate_frames(request)))
+            return APIResponse(200, FRAMES, b"".join(self._stream_generation_frames(request)))
         result = endpoint.handler(request)
         if isinstance(result, APIResponse):
             return result
@@ -81,9 +81,9 @@ class Explorer:
 
     def stream_frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
         _, request = self.parse_request(path, body)
-        yield from self._generate_frames(request)
+        yield from self._stream_generation_frames(request)
 
-    def _generate_frames(self, request: schemas.GenerateRequest) -> Iterator[bytes]:
+    def _stream_generation_frames(self, request: schemas.GenerateRequest) -> Iterator[bytes]:
         loaded = self.registry.find(request.model)
         steps = stream_generation(loaded, self.registry.task(loaded), request)
         # An error before the first frame is raised, so that the response has an HTTP status.
@@ -102,7 +102,7 @@ class Explorer:
             "tile": (schemas.AttentionTileRequest, views.attention_tile_view, False),
             "row": (schemas.RowRequest, views.row_view, False),
             "map": (schemas.MapRequest, views.map_view, False),
-            "neuron": (schemas.NeuronRequest, views.neuron_view, True),
+            "neuron": (schemas.NeuronViewRequest, views.neuron_view, True),
             "residual": (schemas.StackRequest, views.residual_view, True),
             "attention_output": (schemas.RowRequest, views.attention_output_view, True),
             "lens": (schemas.TopTokensRequest, views.logit_lens_view, True),
@@ -129,10 +129,10 @@ class Explorer:
             "/api/timeline": Endpoint(schema=schemas.TimelineRequest, handler=self._timeline),
             "/api/compare": Endpoint(schema=schemas.CompareRunsRequest, handler=self._compare_runs),
             "/api/generate": Endpoint(
-                schema=schemas.GenerateRequest, handler=self._generate_frames, content_type=FRAMES
+                schema=schemas.GenerateRequest, handler=self._stream_generation_frames, content_type=FRAMES
             ),
             "/api/translate": Endpoint(schema=schemas.TranslateRequest, handler=self._translate),
-            "/api/cost/choices": Endpoint(schema=None, handler=lambda _: cost_choices(), content_type=JSON),
+            "/api/cost/choices": Endpoint(schema=None, handler=lambda _: cost_request_choices(), content_type=JSON),
             "/api/cost": Endpoint(schema=schemas.CostRequest, handler=self._estimate_cost, content_type=JSON),
             "/api/export": Endpoint(
                 schema=schemas.ExportRequest, handler=lambda request: export_responses(self, request)

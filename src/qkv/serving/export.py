@@ -90,7 +90,7 @@ def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterat
         yield APIRequest(path="/api/map", body=body)
         if "residual" in views and stack["stack"] != AttentionKind.CROSS.value:
             yield APIRequest(path="/api/residual", body=body)
-        yield from _layer_view_requests(response, stack, views)
+        yield from _layer_and_head_view_requests(response, stack, views)
     for view in ("lens", "embeddings"):
         if view in views:
             yield APIRequest(path=f"/api/{view}", body={"run": response["run"]})
@@ -98,12 +98,12 @@ def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterat
     yield APIRequest(path="/api/cost", body={"model": response["model"]})
 
 
-def _layer_view_requests(run: dict[str, Any], stack: dict[str, Any], views: list[str]) -> Iterator[APIRequest]:
+def _layer_and_head_view_requests(run: dict[str, Any], stack: dict[str, Any], views: list[str]) -> Iterator[APIRequest]:
     """Yields the requests for every layer and head. For a long text, only the first layer and head are complete."""
     stack_body = {"run": run["run"], "stack": stack["stack"]}
     n_weights = stack["n_layers"] * stack["n_heads"] * stack["n_queries"] * stack["n_keys"]
     is_long = 4 * n_weights > MAX_ALL_HEADS_BYTES
-    query = {"query": _default_query(run, stack)}
+    query = {"query": _first_mask_or_last_position(run, stack)}
     for layer in range(stack["n_layers"]):
         layer_body = {**stack_body, "layer": layer}
         yield APIRequest(path="/api/attention", body=layer_body)
@@ -118,7 +118,7 @@ def _layer_view_requests(run: dict[str, Any], stack: dict[str, Any], views: list
                 yield APIRequest(path="/api/neuron", body={**layer_body, "head": head} | query)
 
 
-def _default_query(run: dict[str, Any], stack: dict[str, Any]) -> int:
+def _first_mask_or_last_position(run: dict[str, Any], stack: dict[str, Any]) -> int:
     """Returns the query that the page selects first: the first [MASK], or the last token that is not special."""
     if run["predicts"] == "this_token" and run["predictions"]:
         return run["predictions"][0]["position"]

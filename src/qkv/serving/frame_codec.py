@@ -64,7 +64,7 @@ def encode_json_nan_as_null(data: Any) -> bytes:  # noqa: ANN401
 def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
     match value:
         case Tensor() | WeightsToQuantize():
-            dtype, array = _to_array(value)
+            dtype, array = _encode_dtype_and_array(value)
             blobs.append(Blob(name=name, dtype=dtype, shape=array.shape, content=array.tobytes()))
             return {"blob": len(blobs) - 1}
         case Enum():
@@ -79,7 +79,7 @@ def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: AN
             return value
 
 
-def _to_array(value: Tensor | WeightsToQuantize) -> tuple[str, np.ndarray]:
+def _encode_dtype_and_array(value: Tensor | WeightsToQuantize) -> tuple[str, np.ndarray]:
     if isinstance(value, WeightsToQuantize):
         half_steps = (value.values.detach().clamp(0, 1).sqrt() * (2 * 255)).cpu().numpy().astype(np.uint16)
         return SQRT_U8, _BYTE_OF_HALF_STEP.take(half_steps)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.config import SamplingConfig
 from qkv.cost import DeviceType, Mode, Precision, Workload
-from qkv.cost.calibration import Calibration, find_calibration
+from qkv.cost.calibration import Calibration, find_newest_calibration
 from qkv.cost.devices import find_device
 from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
@@ -71,14 +71,14 @@ class _AttentionRecordingDecoder:
         if self.decoder is None:
             return self._recompute_last_logits()
         decoder = self.decoder
-        with self._observe_pass(len(prompt)):
+        with self._intervene_and_record_pass(len(prompt)):
             return decoder.prefill([list(prompt)])
 
     def step(self, ids: Tensor) -> Tensor:
         self.ids += ids.tolist()
         if self.decoder is None:
             return self._recompute_last_logits()
-        with self._observe_pass(1):
+        with self._intervene_and_record_pass(1):
             return self.decoder.step(ids)
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:
@@ -86,12 +86,12 @@ class _AttentionRecordingDecoder:
 
     def _recompute_last_logits(self) -> Tensor:
         model = self.task.model
-        with self._observe_pass(len(self.ids)):
+        with self._intervene_and_record_pass(len(self.ids)):
             states = model.hidden_states(torch.tensor([self.ids], device=model.embedding.token.weight.device))
             return model.unembedding(states[:, -1:])[:, 0]
 
     @contextmanager
-    def _observe_pass(self, n_computed: int) -> Iterator[None]:
+    def _intervene_and_record_pass(self, n_computed: int) -> Iterator[None]:
         layers: list[AttentionInputs] = []
         with self.loaded.lock, torch.inference_mode(), ExitStack() as stack:
             for tap in match_taps(self.task.model, "blocks.*.attention.inputs").values():
@@ -112,7 +112,7 @@ class _AttentionRecordingDecoder:
         self.last = _ForwardPass(torch.stack(rows).float(), n_computed, milliseconds)
 
     @property
-    def cache_size(self) -> tuple[int, int]:
+    def cached_tokens_and_bytes(self) -> tuple[int, int]:
         """Number of tokens in the KV cache and the bytes that they occupy."""
         if self.decoder is None:
             return 0, 0
@@ -139,7 +139,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
     decoder = None
     if request.use_cache:
         decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + sequence.limit.max_new_tokens - 1)
-    calibration = find_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
+    calibration = find_newest_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
     observed = _AttentionRecordingDecoder(task, loaded, interventions, decoder, calibration)
     values_per_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     yield {
@@ -193,7 +193,7 @@ def _step_frame(
     assert observed.last is not None
     forward, index = observed.last, len(step.sequence.new_ids) - 1
     position = len(step.sequence.prompt) + index - 1
-    n_cached, n_bytes = observed.cache_size
+    n_cached, n_bytes = observed.cached_tokens_and_bytes
     candidates = [
         {
             "id": candidate.id,
@@ -217,12 +217,12 @@ def _step_frame(
         "n_computed": forward.n_computed,
         "n_cached": n_cached,
         "cache_bytes": n_bytes,
-        **_step_cost(observed, mode, position + 1),
+        **_estimate_step_cost(observed, mode, position + 1),
         "measured_ms": forward.milliseconds,
     }
 
 
-def _step_cost(observed: _AttentionRecordingDecoder, mode: Mode, seq_len: int) -> dict[str, Any]:
+def _estimate_step_cost(observed: _AttentionRecordingDecoder, mode: Mode, seq_len: int) -> dict[str, Any]:
     """Estimates the cost of a forward pass that computes the logits of the last token only."""
     work = Workload(mode=mode, batch_size=1, seq_len=seq_len, logits_to_keep=1, device_type=DeviceType.CPU)
     config = observed.task.model.config

@@ -132,14 +132,14 @@ def prepare_run_input(task: Task, text: str, second: str | None) -> tuple[ModelI
         raise InputError("the text is empty: got 0 words, expected at least 1")
     if not isinstance(task, Translator):
         return prepare_input(task, text, second), second
-    source_text = check_source(task, text)
+    source_text = prepare_and_check_source(task, text)
     if second is not None:
         return prepare_input(task, source_text, second), second
     best = task.translate_batch([text], beam=BeamConfig(n_beams=5))[0].hypotheses[0]
     return prepare_input(task, source_text, best.ids), best.text
 
 
-def check_source(task: Translator, text: str) -> str:
+def prepare_and_check_source(task: Translator, text: str) -> str:
     """Returns the source text as the translation model receives it. Raises if it is empty or too long."""
     if not (source_text := task.normalize_and_add_prefix(text)):
         raise InputError("the text has 0 words, expected at least 1")
@@ -187,8 +187,8 @@ def run_response(run: Run) -> dict[str, Any]:
         ],
         "predicts": predicts,
         "predictions": [_predict_at(run, position) for position in _mask_or_last_positions(run)] if predicts else [],
-        "classes": _class_probabilities(run),
-        "effect": _intervention_effect(run) if run.request.interventions and predicts else None,
+        "classes": _class_probabilities_before_and_after(run),
+        "effect": _intervention_effect_to_json(run) if run.request.interventions and predicts else None,
         "error": run.error,
         "milliseconds": run.milliseconds,
         "remarks": list(task.remarks),
@@ -237,7 +237,7 @@ def _predict_at(run: Run, position: int) -> dict[str, Any]:
     }
 
 
-def _class_probabilities(run: Run) -> list[dict[str, Any]]:
+def _class_probabilities_before_and_after(run: Run) -> list[dict[str, Any]]:
     """Returns the probability of each class with and without the interventions."""
     task = run.task
     if not isinstance(task, TextEncoder) or task.model.config.n_classes is None:
@@ -250,7 +250,7 @@ def _class_probabilities(run: Run) -> list[dict[str, Any]]:
     return [{"label": name, "probability": p, "before": before[name]} for name, p in after.items()]
 
 
-def _intervention_effect(run: Run) -> dict[str, Any]:
+def _intervention_effect_to_json(run: Run) -> dict[str, Any]:
     masked_queries = [spec.query for spec in run.request.interventions if isinstance(spec, EdgeMaskSpec)]
     positions = _mask_or_last_positions(run) or masked_queries or [-1]
     task = run.task

@@ -87,7 +87,7 @@ class RowRequest(LayerRequest):
     query: Index
 
 
-class NeuronRequest(RowRequest):
+class NeuronViewRequest(RowRequest):
     head: Index
 
 

@@ -24,7 +24,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
 
     `ready` is called with the address once the port is open. The address contains the access token.
     """
-    listener = bind_port(port)
+    listener = open_listening_socket(port)
     token = secrets.token_urlsafe(24)
     app = create_app(backend, token=token, port=port)
     config = uvicorn.Config(
@@ -44,7 +44,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def bind_port(port: int) -> socket.socket:
+def open_listening_socket(port: int) -> socket.socket:
     """Returns a socket that listens on the port. Raises `InputError` if the port is invalid or in use."""
     if not 1 <= port <= 65535:
         raise InputError(f"--port {port}: must be between 1 and 65535")
@@ -57,14 +57,14 @@ def bind_port(port: int) -> socket.socket:
         listener.close()
         raise InputError(
             f"port {port} cannot be used ({os.strerror(error.errno or 0).lower()}). Another qkv explore may be using "
-            f"it: try --port {find_free_port(port)}"
+            f"it: try --port {find_free_port_after(port)}"
         ) from None
     return listener
 
 
-def find_free_port(near: int) -> int:
-    """Returns the next free port after `near`, or any free port if the next hundred are in use."""
-    for port in [*range(near + 1, min(near + 100, 65536)), 0]:
+def find_free_port_after(base_port: int) -> int:
+    """Returns the next free port after `base_port`, or any free port if the next hundred are in use."""
+    for port in [*range(base_port + 1, min(base_port + 100, 65536)), 0]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
             try:
                 trial.bind((HOST, port))

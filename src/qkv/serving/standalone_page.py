@@ -82,13 +82,13 @@ def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str =
     # The data is the text of a script element that is not executed. An unescaped < could end the element.
     safe = data.replace("<", "\\u003c")
     data_element = f'<script type="application/json" id="qkv-data">{safe}</script>'
-    head = _content_security_policy(scripts, styles) + "".join(f"<style>{style}</style>" for style in styles)
+    head = _content_security_policy_meta(scripts, styles) + "".join(f"<style>{style}</style>" for style in styles)
     tail = data_element + "".join(f'<script type="module">{script}</script>' for script in scripts)
     text = _insert_after(text, r"<meta\s+charset=[^>]*>", head)
     return _insert_before_last(text, "</body>", tail) if "</body>" in text else text + tail
 
 
-def _content_security_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+def _content_security_policy_meta(scripts: Sequence[str], styles: Sequence[str]) -> str:
     """Returns a meta element that allows only these scripts and styles, and no network requests."""
     sources = {"script-src": scripts, "style-src": styles}
     rules = "; ".join(

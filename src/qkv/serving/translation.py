@@ -15,7 +15,7 @@ from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
 from qkv.serving.model_registry import RegisteredModel
-from qkv.serving.run_cache import check_source, token_label, tokens_to_json
+from qkv.serving.run_cache import prepare_and_check_source, token_label, tokens_to_json
 from qkv.serving.schemas import TranslateRequest
 from qkv.tasks import Task, Translator
 
@@ -57,7 +57,7 @@ def translation_response(loaded: RegisteredModel, task: Task, request: Translate
     """Translate a text and return the response of `/api/translate`."""
     if not isinstance(task, Translator):
         raise InputError(f"{loaded.id} is not a translation model")
-    source_text = check_source(task, request.text)
+    source_text = prepare_and_check_source(task, request.text)
     beam = BeamConfig(n_beams=request.beam, n_best=request.beam, length_penalty=request.length_penalty)
     model = task.model
     has_attention = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)
@@ -65,7 +65,7 @@ def translation_response(loaded: RegisteredModel, task: Task, request: Translate
     with loaded.lock:
         result = task.translate_batch([request.text], beam=beam, max_new=request.max_new, attention=has_attention)[0]
         milliseconds = 1000 * (perf_counter() - start)
-        steps = _record_beam_steps(task, result.source_ids, beam, request.max_new)
+        steps = _record_beam_tokens_parents_totals(task, result.source_ids, beam, request.max_new)
     source = prepare_input(task, source_text, result.hypotheses[0].ids).source
     assert source is not None
     hypotheses = [
@@ -94,7 +94,7 @@ def translation_response(loaded: RegisteredModel, task: Task, request: Translate
     }
 
 
-def _record_beam_steps(
+def _record_beam_tokens_parents_totals(
     task: Translator, source_ids: list[int], beam: BeamConfig, max_new: int | None
 ) -> list[list[tuple[int, int, float]]]:
     """Repeat the beam search with a decoder that records every step."""

@@ -198,7 +198,7 @@ def _compute_attention_map(
     )
 
 
-def neuron_view(run: Run, request: schemas.NeuronRequest) -> dict[str, Any]:
+def neuron_view(run: Run, request: schemas.NeuronViewRequest) -> dict[str, Any]:
     stack = resolve_stack(run.cache, request.stack)
     view = compute_neuron_view(run.cache, stack, layer=request.layer, head=request.head, query=request.query)
     return view_to_dict(view)

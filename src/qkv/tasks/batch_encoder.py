@@ -33,7 +33,7 @@ class EncodedBatch:
     states: Residual
 
 
-class BatchEncoder:
+class BERTBatchEncoder:
     """Computes final states in padded batches, or packed without padding on a GPU with 16-bit weights.
 
     On a CPU, supported models use the CPU encoder engine instead of the eager implementation.

@@ -21,7 +21,7 @@ from qkv.inspection.loss_curve import plot_loss_curve
 from qkv.tasks.devices import resolve_device
 from qkv.tasks.loader import load_as
 from qkv.tasks.text_encoder import TextEncoder
-from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune
+from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune_or_resume
 from qkv.training.finetune_data import LabeledTask, build_task, load_labeled_rows, load_task
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.trainer import MetricsCallback
@@ -133,7 +133,7 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
     return FinetuneRun(run=run, settings=settings, task=task)
 
 
-def resume_finetuning(out: Path) -> FinetuneRun:
+def open_finetuning_run(out: Path) -> FinetuneRun:
     """Open an existing run folder and check that its data files are unchanged."""
     if not (out / CONFIG_FILE).is_file():
         raise RunError(f"{out}: contains no {CONFIG_FILE}, so there is no fine-tuning run to resume")
@@ -144,7 +144,7 @@ def resume_finetuning(out: Path) -> FinetuneRun:
     return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task(settings))
 
 
-def run_finetuning(
+def finetune_models_over_seeds(
     finetune_run: FinetuneRun, *, device: torch.device, reports: ReportFactory, log: LogFunction
 ) -> Iterator[ModelRuns]:
     """Fine-tune each model with every seed. Runs that are already complete are only reported.
@@ -219,7 +219,7 @@ def _run_all_seeds(
             seed_folder.mkdir(parents=True, exist_ok=True)
         # Newly initialized parts are the same for every seed, so they are only reported for the first one.
         log_new_parts = log_for_model if seed == settings.seed else _discard
-        result = fine_tune(
+        result = fine_tune_or_resume(
             inputs, seed=seed, folder=seed_folder, device=device, report=reports(name, seed), log=log_new_parts
         )
         results.append(result)

@@ -184,7 +184,7 @@ class LanguageModel:
 
         Leading and trailing whitespace is removed. A document starts with the begin token and is scored including its
         end token. Its number of bytes is that of its UTF-8 text. Documents longer than the context are split into
-        overlapping windows (`log_likelihood.split_into_windows`).
+        overlapping windows (`log_likelihood.split_into_overlapping_windows`).
         """
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from qkv.choices import InferenceDType
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import check_int8
@@ -46,7 +46,7 @@ def locate_or_download_checkpoint(name: str | Path) -> Path:
         return shipped_models[str(name)]
     if _HUB_NAME.fullmatch(str(name)):
         return download_snapshot(str(name))
-    hint = suggest_closest(str(name), list(shipped_models))
+    hint = did_you_mean_suffix(str(name), list(shipped_models))
     raise InputError(f"{path}: not a folder, file or shipped model{hint}")
 
 

@@ -27,11 +27,13 @@ class DocumentWindow:
 
     document_index: int
     ids: list[int]
-    n_scored: int
+    n_already_scored: int
     """Number of leading targets that were already scored in the previous window."""
 
 
-def split_into_windows(document_index: int, ids: list[int], context_length: int) -> Iterator[DocumentWindow]:
+def split_into_overlapping_windows(
+    document_index: int, ids: list[int], context_length: int
+) -> Iterator[DocumentWindow]:
     """Split a document that is longer than the context into overlapping windows.
 
     From the second window on, the first half only provides context and the second half is scored. Every token is scored
@@ -65,15 +67,17 @@ def document_nll_sums(
         pending.append(ids)
         n_pending += len(ids)
         if n_pending >= PREFETCH_BATCHES * max_batch_tokens:
-            yield from _score_documents(model, pending, max_batch_tokens)
+            yield from _document_loss_sums(model, pending, max_batch_tokens)
             pending, n_pending = [], 0
-    yield from _score_documents(model, pending, max_batch_tokens)
+    yield from _document_loss_sums(model, pending, max_batch_tokens)
 
 
-def _score_documents(model: GPT, documents: list[list[int]], max_batch_tokens: int) -> list[float]:
+def _document_loss_sums(model: GPT, documents: list[list[int]], max_batch_tokens: int) -> list[float]:
     context_length = model.config.context_length
     windows = [
-        window for document, ids in enumerate(documents) for window in split_into_windows(document, ids, context_length)
+        window
+        for document, ids in enumerate(documents)
+        for window in split_into_overlapping_windows(document, ids, context_length)
     ]
     sums = [0.0] * len(documents)
     for indices in batch_by_length([len(window.ids) for window in windows], max_batch_tokens):
@@ -105,5 +109,5 @@ def _pad_inputs_and_targets(batch: list[DocumentWindow]) -> tuple[Tensor, Tensor
     for row, window in enumerate(batch):
         token_ids = torch.tensor(window.ids)
         ids[row, : len(token_ids) - 1] = token_ids[:-1]
-        targets[row, window.n_scored : len(token_ids) - 1] = token_ids[1 + window.n_scored :]
+        targets[row, window.n_already_scored : len(token_ids) - 1] = token_ids[1 + window.n_already_scored :]
     return ids, targets

@@ -14,7 +14,7 @@ from qkv.choices import Pooling, ProblemType, SpecialToken
 from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
-from qkv.tasks.batch_encoder import BatchEncoder, EncodedBatch
+from qkv.tasks.batch_encoder import BERTBatchEncoder, EncodedBatch
 from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.similarity import SimilarText, find_nearest_by_dot_product
 from qkv.text import Tokenizer, encode_texts, encode_truncated
@@ -84,7 +84,7 @@ class TextEncoder:
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
         self.model = model.eval()
-        self._encoder = BatchEncoder(self.model)
+        self._encoder = BERTBatchEncoder(self.model)
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks

@@ -15,11 +15,11 @@ from qkv.training import (
     auto_recipe,
     build_trainer,
     choose_gpt_recipe,
-    finish_preparation,
     fit_run_to_time,
     open_run,
     prepare_run,
     with_steps,
+    write_fingerprints_and_final_recipe,
     write_recipe,
 )
 from qkv.training.trainer import MetricsCallback
@@ -56,7 +56,7 @@ def train(
     if is_new:
         prepared = prepare_run(recipe, Path(out), Path(data), progress=_no_progress, seconds=seconds)
     else:
-        prepared = _open_run_with_same_recipe(Path(out), recipe, is_text=is_text, is_timed=seconds is not None)
+        prepared = _open_run_with_same_recipe(Path(out), recipe, is_text=is_text, ignore_steps=seconds is not None)
     with prepared.run.locked():
         if is_new and seconds is not None:
             prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds)
@@ -64,7 +64,7 @@ def train(
                 seconds, on_replan=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
             )
         if is_new:
-            finish_preparation(prepared)
+            write_fingerprints_and_final_recipe(prepared)
         trainer = build_trainer(prepared, device=torch_device, report=report, start=_load_initial_model(prepared))
         trainer.resume(lambda _message: None)
         trainer.train(time_budget)
@@ -75,17 +75,17 @@ def _no_progress(_label: str) -> ProgressCallback:
     return lambda _done, _all: None
 
 
-def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, is_timed: bool) -> PreparedRun:
+def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, ignore_steps: bool) -> PreparedRun:
     """Open an existing run and check that it has the same recipe.
 
     With `is_text`, only the family and the data must match, because the other settings depend on the time and the
-    machine. With `is_timed`, the number of steps may differ.
+    machine. With `ignore_steps`, the number of steps may differ.
     """
     prepared = open_run(out)
     existing = prepared.recipe
     if is_text:
         is_same = (existing.family, existing.data) == (recipe.family, recipe.data)
-    elif is_timed:
+    elif ignore_steps:
         is_same = _with_fixed_steps(existing, existing.training.steps) == _with_fixed_steps(
             recipe, existing.training.steps
         )

@@ -35,14 +35,14 @@ class WordVectors:
 
 
 @torch.no_grad()
-def word_vectors(task: LanguageModel | TextEncoder, items: Sequence[str]) -> WordVectors:
+def word_vectors(task: LanguageModel | TextEncoder, words_or_marked_contexts: Sequence[str]) -> WordVectors:
     """Compute one vector per item.
 
     `king` is looked up in the embedding matrix, and `the river [bank]` is the last layer's state of the marked word. A
     word of several tokens is represented by their mean.
     """
     words, vectors = [], []
-    for item in items:
+    for item in words_or_marked_contexts:
         marks = list(_MARKED_WORD.finditer(item))
         if len(marks) > 1:
             raise InputError(f"{item!r} marks {len(marks)} words with [ ], expected at most 1")
@@ -53,7 +53,7 @@ def word_vectors(task: LanguageModel | TextEncoder, items: Sequence[str]) -> Wor
         vectors.append(_contextual_vector(task, item, marks[0]) if marks else _static_vector(task, word))
     if not vectors:
         raise InputError("at least 1 word is required, got 0")
-    is_contextual = [_MARKED_WORD.search(item) is not None for item in items]
+    is_contextual = [_MARKED_WORD.search(item) is not None for item in words_or_marked_contexts]
     return WordVectors(words=words, is_contextual=is_contextual, vectors=torch.stack(vectors).float().cpu())
 
 
@@ -63,7 +63,7 @@ def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
     return with_space if len(with_space) <= len(bare) else bare
 
 
-def locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
+def encode_and_locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
     """Returns the ids of a sentence and the positions of the tokens that overlap characters `start` to `end`."""
     ids = tokenizer.encode(sentence)
     spans = tokenizer.token_spans(sentence)
@@ -79,7 +79,7 @@ def _static_vector(task: LanguageModel | TextEncoder, word: str) -> Tensor:
 
 def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Match[str]) -> Tensor:
     sentence = item[: mark.start()] + mark[1] + item[mark.end() :]
-    ids, positions = locate_tokens(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
+    ids, positions = encode_and_locate_tokens(task.tokenizer, sentence, mark.start(), mark.start() + len(mark[1]))
     limit = task.model.config.context_length
     if len(ids) > limit:
         raise ContextLengthError(

@@ -44,7 +44,7 @@ def suppress_stderr() -> Iterator[None]:
         os.close(null)
 
 
-def parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
+def parse_encodable_json(text: str) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
     """Parse JSON and check that all strings can be encoded as UTF-8.
 
     Unpaired surrogates (written as escapes) would otherwise fail later, wherever the string is first used.

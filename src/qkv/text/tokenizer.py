@@ -15,7 +15,7 @@ from qkv.text.rust_errors import convert_rust_errors
 
 
 @dataclass(frozen=True)
-class TokenSpan:
+class TokenByteSpan:
     """A token and the range of UTF-8 bytes of the text that it covers."""
 
     id: int
@@ -126,7 +126,7 @@ class Tokenizer:
         self._check_ids([token_id])
         return self.backend.id_to_token(token_id) or ""
 
-    def token_spans(self, text: str, *, parse_special_tokens: bool = False) -> list[TokenSpan]:
+    def token_spans(self, text: str, *, parse_special_tokens: bool = False) -> list[TokenByteSpan]:
         """Tokenize a text without the template and return each token with its range of bytes.
 
         Tokens that split a character may have overlapping ranges.
@@ -137,7 +137,7 @@ class Tokenizer:
             encoding = backend.encode(text, add_special_tokens=False)
         spans = self._byte_level_token_ranges(encoding.tokens, text) or _byte_spans(encoding.offsets, text)
         return [
-            TokenSpan(id=token_id, token=token, start=start, end=end)
+            TokenByteSpan(id=token_id, token=token, start=start, end=end)
             for token_id, token, (start, end) in zip(encoding.ids, encoding.tokens, spans, strict=True)
         ]
 

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.choices import SpecialToken
 from qkv.errors import DiskError, InputError
-from qkv.text.rust_errors import convert_rust_errors, parse_json, suppress_stderr
+from qkv.text.rust_errors import convert_rust_errors, parse_encodable_json, suppress_stderr
 from qkv.text.sentencepiece import build_sentencepiece_backend
 from qkv.text.tokenizer import Tokenizer
 
@@ -239,7 +239,7 @@ def _find_special_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]
 
 def _read_json_object(file: Path) -> dict[str, Any]:
     try:
-        state = parse_json(_read_utf8(file))
+        state = parse_encodable_json(_read_utf8(file))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(state, dict):

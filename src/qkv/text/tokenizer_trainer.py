@@ -59,8 +59,8 @@ def train_tokenizer(
     roles = dict(_SPECIAL_TOKENS[style or _DEFAULT_STYLE[kind]])
     if kind is not TokenizerKind.BPE:  # byte-level BPE can encode any text
         roles.setdefault(SpecialToken.UNK, "<unk>")
-    names = list(dict.fromkeys(roles.values()))
-    min_size = len(names) + (256 if kind is TokenizerKind.BPE else 1)
+    special_tokens = list(dict.fromkeys(roles.values()))
+    min_size = len(special_tokens) + (256 if kind is TokenizerKind.BPE else 1)
     if vocab_size < min_size:
         raise ConfigError(
             f"vocab_size={vocab_size} is too small: {kind} with special tokens requires at least {min_size}"
@@ -70,7 +70,7 @@ def train_tokenizer(
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     with convert_rust_errors(f"cannot train a {kind} tokenizer with vocab_size={vocab_size}"):
-        _train_backend(kind, backend, _iterate_chunks(texts), roles=roles, vocab_size=vocab_size)
+        _train_backend(kind, backend, _chunk_texts_raise_if_empty(texts), roles=roles, vocab_size=vocab_size)
         # Training resets the post-processor, so it is set afterwards.
         if (processor := _build_template(backend, roles)) is not None:
             backend.post_processor = processor
@@ -114,39 +114,39 @@ def _train_backend(
     roles: dict[SpecialToken, str],
     vocab_size: int,
 ) -> None:
-    names = list(dict.fromkeys(roles.values()))
+    special_tokens = list(dict.fromkeys(roles.values()))
     match kind:
         case TokenizerKind.BPE:
             trainer = trainers.BpeTrainer(
                 vocab_size=vocab_size,
-                special_tokens=names,
+                special_tokens=special_tokens,
                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                 show_progress=False,
             )
         case TokenizerKind.WORDPIECE:
             trainer = trainers.WordPieceTrainer(
                 vocab_size=vocab_size,
-                special_tokens=names,
+                special_tokens=special_tokens,
                 # A letter may need two entries, `a` and `##a`. The rarest letters become unknown.
-                limit_alphabet=max((vocab_size - len(names)) // 2, 1),
+                limit_alphabet=max((vocab_size - len(special_tokens)) // 2, 1),
                 show_progress=False,
             )
         case TokenizerKind.UNIGRAM:
             trainer = trainers.UnigramTrainer(
-                vocab_size=vocab_size - len(names) + 1,
+                vocab_size=vocab_size - len(special_tokens) + 1,
                 special_tokens=[roles[SpecialToken.UNK]],
                 unk_token=roles[SpecialToken.UNK],
                 show_progress=False,
             )
         case TokenizerKind.CHARACTER:
             trainer = None
-            _set_character_vocabulary(backend, chunks, names=names, vocab_size=vocab_size)
+            _set_character_vocabulary(backend, chunks, special_tokens=special_tokens, vocab_size=vocab_size)
     if trainer is not None:
         backend.train_from_iterator(chunks, trainer)
     if kind is TokenizerKind.UNIGRAM:
         _round_and_sort_unigram_scores(backend)
     # Special tokens are added after training, because a unigram model would match them in plain text otherwise.
-    backend.add_special_tokens(names)
+    backend.add_special_tokens(special_tokens)
 
 
 def _round_and_sort_unigram_scores(backend: tokenizers.Tokenizer) -> None:
@@ -158,13 +158,13 @@ def _round_and_sort_unigram_scores(backend: tokenizers.Tokenizer) -> None:
 
 
 def _set_character_vocabulary(
-    backend: tokenizers.Tokenizer, chunks: Iterator[str], *, names: list[str], vocab_size: int
+    backend: tokenizers.Tokenizer, chunks: Iterator[str], *, special_tokens: list[str], vocab_size: int
 ) -> None:
     counts: Counter[str] = Counter()
     for chunk in chunks:
         counts.update(chunk if backend.normalizer is None else backend.normalizer.normalize_str(chunk))
     most = sorted(counts, key=lambda character: (-counts[character], character))
-    tokens = names + sorted(most[: vocab_size - len(names)])
+    tokens = special_tokens + sorted(most[: vocab_size - len(special_tokens)])
     vocabulary = {token: number for number, token in enumerate(tokens)}
     backend.model = models.BPE(vocab=vocabulary, merges=[], unk_token=backend.model.unk_token)
 
@@ -187,7 +187,7 @@ def _build_template(
     )
 
 
-def _iterate_chunks(texts: Iterable[str]) -> Iterator[str]:
+def _chunk_texts_raise_if_empty(texts: Iterable[str]) -> Iterator[str]:
     """Split texts into chunks to limit memory. Raises `InputError` if all texts are empty."""
     empty = True
     for text in texts:

@@ -17,13 +17,13 @@ from qkv.training.run_folder import RunFolder, TrainingProgress
 from qkv.training.run_preparation import (
     PreparedRun,
     build_trainer,
-    finish_preparation,
     fit_run_to_time,
     load_preparation_inputs,
     open_run,
     open_shared_run,
     prepare_run,
     resume_preparation,
+    write_fingerprints_and_final_recipe,
     write_recipe,
 )
 from qkv.training.signals import SignalInterrupt, raise_on_stop_signals
@@ -50,7 +50,6 @@ __all__ = [
     "choose_model_size",
     "choose_translation_recipe",
     "evaluate",
-    "finish_preparation",
     "fit_run_to_time",
     "fit_steps_to_time",
     "load_preparation_inputs",
@@ -61,5 +60,6 @@ __all__ = [
     "raise_on_stop_signals",
     "resume_preparation",
     "with_steps",
+    "write_fingerprints_and_final_recipe",
     "write_recipe",
 ]

@@ -140,7 +140,7 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
             cache = model.new_cache(batch=work.batch_size, capacity=work.seq_len) if is_prefill else None
             return lambda: [model.unembedding(model.hidden_states(ids, cache=_reset_cache(cache))[:, -n_positions:])]
         case BERT():
-            return lambda: _bert_outputs(model, ids, n_positions)
+            return lambda: _bert_head_outputs(model, ids, n_positions)
         case Seq2Seq():
             source = _random_source(model, work)
             cache = model.new_cache(batch=work.batch_size, capacity=work.seq_len) if is_prefill else None
@@ -158,7 +158,7 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
             assert_never(model)
 
 
-def _bert_outputs(model: BERT, ids: Tensor, n_positions: int) -> list[Tensor]:
+def _bert_head_outputs(model: BERT, ids: Tensor, n_positions: int) -> list[Tensor]:
     states, config = model(ids), model.config
     outputs = []
     if config.masked_lm_head:

@@ -154,9 +154,9 @@ def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective
         check_ids(batch.ids, vocab_size)
         check_ids(batch.targets.clamp(min=0), vocab_size)
         on_device = batch.to(device)
-        targets_per_row = torch.full((), batch.targets_per_row, device=device)
+        full_batch_targets_per_row = torch.full((), batch.full_batch_targets_per_row, device=device)
         return (
-            targets_per_row,
+            full_batch_targets_per_row,
             on_device.ids,
             on_device.segments,
             on_device.attention_mask,
@@ -165,7 +165,7 @@ def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective
             on_device.next_sentence_labels,
         )
 
-    def compute_loss(targets_per_row: Tensor, *inputs: Any) -> LossOutput:  # noqa: ANN401 - the arguments of `task_sums`
+    def compute_loss(full_batch_targets_per_row: Tensor, *inputs: Any) -> LossOutput:  # noqa: ANN401 - the arguments of `task_sums`
         with autocast():
             sums = compute(*inputs)
         metrics = {}
@@ -173,7 +173,7 @@ def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective
             metrics[f"{name}_loss"], metrics[f"{name}_accuracy"] = Metric(loss, n), Metric(n_correct, n)
         loss = sums["masked_lm"][0]
         if "next_sentence" in sums:
-            loss = loss + targets_per_row * sums["next_sentence"][0]
+            loss = loss + full_batch_targets_per_row * sums["next_sentence"][0]
         return LossOutput(loss, metrics)
 
     return SplitObjective(to_device, compute_loss)

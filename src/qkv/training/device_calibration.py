@@ -264,7 +264,7 @@ def _measure_memory_bound_kernels(
         tables[kind] = _measure_table(
             timer,
             axes,
-            lambda n, kind=kind: kernel_benchmarks.build_elementwise(benchmark, kind, n),
+            lambda n, kind=kind: kernel_benchmarks.build_non_matmul(benchmark, kind, n),
             capture=can_capture,
         )
     if benchmark.dtype is Precision.MIXED:

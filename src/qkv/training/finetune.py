@@ -184,7 +184,7 @@ class FinetuneInputs:
         return cls(start=start, tokenizer=tokenizer, task=task, encoded=encoded, settings=settings)
 
 
-def fine_tune(
+def fine_tune_or_resume(
     inputs: FinetuneInputs, *, seed: int, folder: Path, device: torch.device, report: MetricsCallback, log: LogFunction
 ) -> FinetuneResult:
     """Start or resume one fine-tuning run in `folder`. If it is finished already, its saved result is returned."""

@@ -17,20 +17,20 @@ def describe_nonfinite_weight(model: nn.Module) -> str | None:
     )
 
 
-def find_first_nonfinite(model: nn.Module, compute_losses: Callable[[], Iterable[Tensor]]) -> str:
+def describe_first_nonfinite_tensor(model: nn.Module, compute_losses: Callable[[], Iterable[Tensor]]) -> str:
     """Describe the first non-finite tensor of a step: a weight, a module output, the loss or a gradient.
 
     Tensors are checked in the order in which a step computes them. `compute_losses` recomputes the losses of the step.
     """
     return (
         describe_nonfinite_weight(model)
-        or _find_nonfinite_output(model, compute_losses)
+        or _describe_first_nonfinite_output(model, compute_losses)
         or _describe_last_nonfinite_gradient(model)
         or "the gradient norm"
     )
 
 
-def _find_nonfinite_output(model: nn.Module, compute_losses: Callable[[], Iterable[Tensor]]) -> str | None:
+def _describe_first_nonfinite_output(model: nn.Module, compute_losses: Callable[[], Iterable[Tensor]]) -> str | None:
     nonfinite: list[str] = []
 
     def check(name: str, output: object) -> None:

@@ -12,7 +12,7 @@ from qkv.training.sharded_tensors import full_tensor
 
 
 def accumulate_gradients(
-    outputs: Iterable[tuple[LossOutput, bool]],
+    counted_outputs: Iterable[tuple[LossOutput, bool]],
     n_targets: int | Tensor,
     *,
     parameters: Sequence[nn.Parameter],
@@ -20,13 +20,13 @@ def accumulate_gradients(
 ) -> StepOutput:
     """Run the backward pass of every micro-batch and return the loss, gradient norm and metrics of the full batch.
 
-    `outputs` yields the loss of each micro-batch and whether it counts. Micro-batches that only keep the ranks in
-    step (see `Distributed.shard_batches`) do not count. `n_targets` is the number of targets in the full batch
+    `counted_outputs` yields the loss of each micro-batch and whether it counts. Micro-batches that only keep the ranks
+    in step (see `Distributed.shard_batches`) do not count. `n_targets` is the number of targets in the full batch
     over all ranks. Nothing here synchronizes with the device.
     """
     loss = torch.zeros((), device=parameters[0].device)
     sums: dict[str, Tensor] = {}
-    for output, counts in outputs:
+    for output, counts in counted_outputs:
         # Dividing by the targets of the full batch makes the micro-batch gradients add up to those of the full batch,
         # even if micro-batches have different numbers of targets. DDP and FSDP average gradients over ranks, hence the
         # factor world_size.

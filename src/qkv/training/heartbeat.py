@@ -27,7 +27,7 @@ class Heartbeat:
         self._on_peer_lost = on_peer_lost
         self._stopped = threading.Event()
         self._is_reported = False
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._beat_and_monitor, name="heartbeat", daemon=True)
         store.set(self._keys[rank], "0")
         store.wait(self._keys, timedelta(minutes=5))
         self._thread.start()
@@ -60,7 +60,7 @@ class Heartbeat:
     def _report_loss(self, reason: str) -> None:
         self._on_peer_lost(reason if self.claim_error_report() else "")
 
-    def _run(self) -> None:
+    def _beat_and_monitor(self) -> None:
         n_sent, last_change = 0, {key: (b"", time.monotonic()) for key in self._keys}
         while not self._stopped.wait(INTERVAL_SECONDS):
             n_sent += 1

@@ -103,7 +103,7 @@ def build_uncached_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: 
     return lambda: next(next_weight)()  # noqa: PLW0108 - each call takes the next function
 
 
-def build_elementwise(benchmark: KernelBenchmarkSettings, kind: str, n: int) -> WorkFunction:
+def build_non_matmul(benchmark: KernelBenchmarkSettings, kind: str, n: int) -> WorkFunction:
     """Element-wise operation: an activation, a norm, or one of the names below."""
     width = min(n, ROW_WIDTH)
     shape = (1, n // width, width)
@@ -184,11 +184,19 @@ def build_clip_and_adamw_step(benchmark: KernelBenchmarkSettings, n: int) -> Wor
 
 
 def build_attention(
-    benchmark: KernelBenchmarkSettings, groups: int, n: int, d_head: int, *, kernel: AttentionKernel, causal: bool
+    benchmark: KernelBenchmarkSettings,
+    batch_times_heads: int,
+    n: int,
+    d_head: int,
+    *,
+    kernel: AttentionKernel,
+    causal: bool,
 ) -> WorkFunction:
     """Attention from projected queries, keys and values to the concatenated head outputs."""
-    heads = min(8, groups)
-    projections = [benchmark.random_tensor(groups // heads, n, heads, d_head, in_compute_dtype=True) for _ in range(3)]
+    heads = min(8, batch_times_heads)
+    projections = [
+        benchmark.random_tensor(batch_times_heads // heads, n, heads, d_head, in_compute_dtype=True) for _ in range(3)
+    ]
     mask = CAUSAL if causal else None
 
     def forward() -> Tensor:
@@ -199,13 +207,14 @@ def build_attention(
 
 
 def build_decode_attention(
-    benchmark: KernelBenchmarkSettings, groups: int, n_keys: int, d_head: int, *, kernel: AttentionKernel
+    benchmark: KernelBenchmarkSettings, batch_times_heads: int, n_keys: int, d_head: int, *, kernel: AttentionKernel
 ) -> WorkFunction:
     """Attention of one query per row over a KV cache."""
-    heads = min(8, groups)
-    query = benchmark.random_tensor(groups // heads, heads, 1, d_head, in_compute_dtype=True)
+    heads = min(8, batch_times_heads)
+    query = benchmark.random_tensor(batch_times_heads // heads, heads, 1, d_head, in_compute_dtype=True)
     keys, values = (
-        benchmark.random_tensor(groups // heads, heads, n_keys, d_head, in_compute_dtype=True) for _ in range(2)
+        benchmark.random_tensor(batch_times_heads // heads, heads, n_keys, d_head, in_compute_dtype=True)
+        for _ in range(2)
     )
     return benchmark.build_pass(
         lambda: scaled_dot_product_attention(query, keys, values, kernel=kernel).transpose(1, 2).flatten(2), [query]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qkv.choices import SpecialTokenStyle
 from qkv.config import PairsConfig, Recipe
-from qkv.data.pair_files import PairFile, PairFilter, check_not_swapped, take_sample
+from qkv.data.pair_files import DeduplicatingPairFilter, PairFile, check_not_swapped, take_sample
 from qkv.data.pair_split import Pair, split_pairs
 from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pair_texts
 from qkv.data.text_sources import ProgressCallback
@@ -26,14 +26,14 @@ def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress:
     Validation is written first, so that an existing training store implies that both are complete.
     """
     settings = get_pairs_config(recipe)
-    train = _find_pair_files(recipe.data.train, data_folder, settings)
-    validation = _find_pair_files(recipe.data.validation, data_folder, settings)
+    train = _find_pair_files_by_pattern(recipe.data.train, data_folder, settings)
+    validation = _find_pair_files_by_pattern(recipe.data.validation, data_folder, settings)
     if unknown := [name for name in settings.repeat if name not in train]:
         raise ConfigError(f"pairs.repeat has the key '{unknown[0]}', which is not in data.train: {', '.join(train)}")
     first = take_sample(next(iter(train.values()))[0].read())
     for file in chain.from_iterable((*train.values(), *validation.values())):
         check_not_swapped(first, file.read(), name=str(file.source))
-    cleaner = PairFilter(max_length_ratio=settings.max_length_ratio)
+    cleaner = DeduplicatingPairFilter(max_length_ratio=settings.max_length_ratio)
     if validation:
         # Validation is cleaned first. The same cleaner then drops its pairs from the training data as duplicates.
         write_pair_texts(
@@ -48,7 +48,9 @@ def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress:
     write_pair_texts(pairs, folder / "train", dropped=cleaner.dropped)
 
 
-def _find_pair_files(patterns: tuple[str, ...], data_folder: Path, settings: PairsConfig) -> dict[str, list[PairFile]]:
+def _find_pair_files_by_pattern(
+    patterns: tuple[str, ...], data_folder: Path, settings: PairsConfig
+) -> dict[str, list[PairFile]]:
     return {
         pattern: [
             PairFile.from_source(path, settings.target_suffix) for path in resolve_data_files((pattern,), data_folder)
@@ -58,7 +60,7 @@ def _find_pair_files(patterns: tuple[str, ...], data_folder: Path, settings: Pai
 
 
 def _read_clean_pairs(
-    files: Mapping[str, list[PairFile]], cleaner: PairFilter, progress: ProgressCallback
+    files: Mapping[str, list[PairFile]], cleaner: DeduplicatingPairFilter, progress: ProgressCallback
 ) -> dict[str, Iterable[Pair]]:
     """Read and clean the files lazily, one after the other."""
 

@@ -171,7 +171,7 @@ def _profile_by_category(
     else:
         forward = _categories_by_sequence_nr(events)
         for event in events:
-            seconds_by_category[_category_in_context(event, forward)] += (
+            seconds_by_category[_category_of_outermost_caller(event, forward)] += (
                 event.self_cpu_time_total / 1e6 * seconds / profiled_seconds
             )
     seconds_by_category[ProfileCategory.BETWEEN] = max(0.0, seconds - sum(seconds_by_category.values()))
@@ -205,11 +205,11 @@ def _categories_by_sequence_nr(events: Sequence[FunctionEvent]) -> dict[int, Pro
     categories: dict[int, ProfileCategory] = {}
     for event in events:
         if event.sequence_nr >= 0 and not _is_gradient(event):
-            categories.setdefault(event.sequence_nr, _category_in_context(event, {}))
+            categories.setdefault(event.sequence_nr, _category_of_outermost_caller(event, {}))
     return categories
 
 
-def _category_in_context(event: FunctionEvent, forward: Mapping[int, ProfileCategory]) -> ProfileCategory:
+def _category_of_outermost_caller(event: FunctionEvent, forward: Mapping[int, ProfileCategory]) -> ProfileCategory:
     """Returns the category of the outermost caller that has a specific one. A copy inside a norm counts as norm."""
     category, caller = ProfileCategory.ELEMENTWISE, event
     while caller is not None:

@@ -84,7 +84,9 @@ def choose_gpt_recipe(files: list[str], *, n_bytes: int, seconds: float, flops_p
         tokenizer={"kind": kind, "vocab_size": vocab_size},  # type: ignore[arg-type]
         model=model,
         data={"train": tuple(files), "validation_fraction": 0.05},  # type: ignore[arg-type]
-        training=_training_config(d_model, batch_size=batch_size, seq_len=seq_len, warmup_steps=50),
+        training=_training_config_with_placeholder_steps(
+            d_model, batch_size=batch_size, seq_len=seq_len, warmup_steps=50
+        ),
     )
 
 
@@ -108,11 +110,13 @@ def choose_bert_recipe(
         model=model,
         data={"train": tuple(files), "validation_fraction": 0.05},  # type: ignore[arg-type]
         masking={"next_sentence": next_sentence},  # type: ignore[arg-type]
-        training=_training_config(d_model, batch_size=batch_size, seq_len=128, warmup_steps=100),
+        training=_training_config_with_placeholder_steps(d_model, batch_size=batch_size, seq_len=128, warmup_steps=100),
     )
 
 
-def _training_config(d_model: int, *, batch_size: int, seq_len: int, warmup_steps: int) -> TrainingConfig:
+def _training_config_with_placeholder_steps(
+    d_model: int, *, batch_size: int, seq_len: int, warmup_steps: int
+) -> TrainingConfig:
     """Training settings by model width. Narrow models tolerate a higher learning rate. The steps are provisional."""
     return TrainingConfig(
         steps=1000,

@@ -127,11 +127,12 @@ class RunFolder:
         *,
         tensors: Mapping[str, Mapping[str, Tensor]],
         texts: Mapping[str, str],
-        further: Callable[[Path], None] = lambda _folder: None,
+        write_extra_files: Callable[[Path], None] = lambda _folder: None,
     ) -> None:
         """Write the checkpoint of this step, unless it exists already.
 
-        `further` is called with the temporary folder to write additional files before the checkpoint is finalized.
+        `write_extra_files` is called with the temporary folder to write additional files before the checkpoint is
+        finalized.
         """
         if self.checkpoint_folder(progress.step).exists():
             return
@@ -141,7 +142,10 @@ class RunFolder:
         state = json.dumps(asdict(progress), indent=1)
         texts = {**texts, "progress.json": state}
         write_folder(
-            self.checkpoint_folder(progress.step), tensors=tensors, text_files=texts, write_extra_files=further
+            self.checkpoint_folder(progress.step),
+            tensors=tensors,
+            text_files=texts,
+            write_extra_files=write_extra_files,
         )
 
     def delete_old_checkpoints(self, *, keep: int, best: int | None) -> None:
@@ -149,9 +153,9 @@ class RunFolder:
         with convert_disk_errors(self.checkpoints, 0):
             for step in self.checkpoint_steps()[:-keep]:
                 if step != best:
-                    self._delete(step)
+                    self._delete_checkpoint(step)
 
-    def _delete(self, step: int) -> None:
+    def _delete_checkpoint(self, step: int) -> None:
         # Rename before deleting, so that an interrupted deletion never leaves an incomplete checkpoint.
         deleted_folder = self.checkpoints / f"{PARTIAL_PREFIX}old-{step}"
         self.checkpoint_folder(step).rename(deleted_folder)
@@ -185,7 +189,7 @@ class RunFolder:
                 shutil.rmtree(leftover)
             for step in self.checkpoint_steps():
                 if step > progress.step:
-                    self._delete(step)
+                    self._delete_checkpoint(step)
         n_bytes = self.metrics_bytes()
         if n_bytes < progress.metrics_bytes:
             log(f"{self.metrics}: only {n_bytes} of {progress.metrics_bytes} bytes exist, so some metrics are missing")

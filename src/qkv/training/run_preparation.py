@@ -80,7 +80,7 @@ def prepare_run(
     """Create a run folder, train or load the tokenizer and tokenize the data.
 
     `seconds` is stored for `fit_run_to_time`, so that a resumed preparation knows the time budget. Call
-    `finish_preparation` afterwards. The folder is deleted if the input is invalid.
+    `write_fingerprints_and_final_recipe` afterwards. The folder is deleted if the input is invalid.
     """
     resolve_data_files((*recipe.data.train, *recipe.data.validation), data_folder)
     run = RunFolder.create(folder)
@@ -123,7 +123,7 @@ def fit_run_to_time(
     return replace(prepared, recipe=recipe)
 
 
-def finish_preparation(prepared: PreparedRun) -> None:
+def write_fingerprints_and_final_recipe(prepared: PreparedRun) -> None:
     """Record the data fingerprints and the final recipe. The run can then be resumed without the original data."""
     record_fingerprints(prepared.run.path, prepared.run.path / DATA_FOLDER)
     write_recipe(prepared.run, prepared.recipe)

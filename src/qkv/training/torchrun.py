@@ -230,7 +230,7 @@ class FSDP(_TorchrunBase):
 
         if self.is_main_process:
             files = {"model.safetensors": gathered, "resume.safetensors": unsharded}
-            run.save(progress, tensors=files, texts=texts, further=lambda folder: write_shards(str(folder)))
+            run.save(progress, tensors=files, texts=texts, write_extra_files=lambda folder: write_shards(str(folder)))
         else:
             write_shards("")
         self.barrier()

@@ -20,7 +20,7 @@ from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.ema import EMA
 from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_progress_after_evaluation
 from qkv.training.family import TrainingData
-from qkv.training.finite_check import describe_nonfinite_weight, find_first_nonfinite
+from qkv.training.finite_check import describe_first_nonfinite_tensor, describe_nonfinite_weight
 from qkv.training.gradient_accumulation import accumulate_gradients
 from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, TrainingBatch
 from qkv.training.onednn_linear import use_onednn_if_supported
@@ -181,7 +181,7 @@ class Trainer:
             # Recompute the gradients, which the update has freed. The weights are still those of this step, because the
             # device skipped all later updates.
             self._compute_gradients(batch, step)
-        culprit = find_first_nonfinite(
+        culprit = describe_first_nonfinite_tensor(
             self.model, lambda: (output.loss for output, _ in self._micro_batch_losses(batch, step))
         )
         # Non-finite gradients spread to all ranks. The rank whose micro-batch caused them finds an earlier tensor.

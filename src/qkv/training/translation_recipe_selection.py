@@ -33,7 +33,7 @@ def choose_translation_recipe(
 
     The number of steps is provisional. `fit_steps_to_time` sets it once the time per step is known.
     """
-    n_encoder, n_decoder, d_model, n_heads = _choose_translation_size(
+    n_encoder, n_decoder, d_model, n_heads = _choose_encoder_decoder_depths_width_heads(
         n_bytes, flops=seconds * flops_per_second * TRAINING_EFFICIENCY
     )
     model: dict[str, Any] = {"context_length": 512, "d_model": d_model, "dropout": 0.1}
@@ -73,7 +73,7 @@ def choose_translation_recipe(
     )
 
 
-def _choose_translation_size(n_bytes: int, *, flops: float) -> tuple[int, int, int, int]:
+def _choose_encoder_decoder_depths_width_heads(n_bytes: int, *, flops: float) -> tuple[int, int, int, int]:
     """Choose the largest size that can train on four tokens per parameter and has at most two parameters per byte."""
     chosen = TRANSLATION_SIZES[0]
     for n_encoder, n_decoder, d_model, n_heads in TRANSLATION_SIZES:

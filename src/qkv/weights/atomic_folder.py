@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkv.data.file_io import convert_disk_errors, fsync_path
 from qkv.errors import WeightsError
-from qkv.text.rust_errors import parse_json
+from qkv.text.rust_errors import parse_encodable_json
 
 MANIFEST = "manifest.json"
 PYTORCH_METADATA = MappingProxyType({"format": "pt"})
@@ -111,7 +111,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
     """Read a JSON file and raise `WeightsError` if it is not valid."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_encodable_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -8,8 +8,8 @@ from qkv.weights.encoder_heads import (
     class_label_settings,
     detect_heads,
     encoder_head_settings,
+    masked_lm_unembedding_mappings,
     select_head_mappings,
-    unembedding_mappings,
 )
 from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
@@ -81,7 +81,7 @@ def bert_name_table(config: BERTConfig) -> NameTable:
         *weight_and_bias_mappings("bert.pooler.dense", "pooler"),
         *weight_and_bias_mappings("cls.predictions.transform.dense", "masked_lm.dense"),
         *weight_and_bias_mappings("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
-        *unembedding_mappings(config, bias="cls.predictions.bias", matrix="cls.predictions.decoder"),
+        *masked_lm_unembedding_mappings(config, bias="cls.predictions.bias", matrix="cls.predictions.decoder"),
         *weight_and_bias_mappings("cls.seq_relationship", "next_sentence"),
         *weight_and_bias_mappings("classifier", "classifier"),
     ]

@@ -112,7 +112,7 @@ def select_head_mappings(config: BERTConfig, mappings: list[NameMapping]) -> lis
     return [mapping for mapping in mappings if has_head.get(mapping.parameters[0].partition(".")[0], True)]
 
 
-def unembedding_mappings(config: BERTConfig, *, bias: str, matrix: str) -> list[NameMapping]:
+def masked_lm_unembedding_mappings(config: BERTConfig, *, bias: str, matrix: str) -> list[NameMapping]:
     """Map the unembedding of the masked-LM head, whose bias has two published names.
 
     The first name is the one that is written. A tied matrix is not written, so its bias is written separately.

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.choices import PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.errors import ConfigError, WeightsError
 from qkv.weights import bart, bert, distilbert, gpt2, llama, marian, roberta, t5
 from qkv.weights.name_table import NameTable
@@ -92,7 +92,7 @@ def parse_published_config(settings: Mapping[str, Any], tensor_names: Iterable[s
     """Same as `config_from_published`, but also returns remarks, such as heads that the weights do not contain."""
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in PUBLISHED_FAMILIES:
-        hint = suggest_closest(str(model_type), list(PUBLISHED_FAMILIES))
+        hint = did_you_mean_suffix(str(model_type), list(PUBLISHED_FAMILIES))
         raise ConfigError(
             f"model_type={model_type!r} is not supported: must be one of {', '.join(PUBLISHED_FAMILIES)}{hint}"
         )

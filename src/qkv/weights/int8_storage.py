@@ -70,13 +70,13 @@ def _quantize_linear(linear: nn.Linear | Unembedding) -> Int8Linear:
 
 def _quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return int8 values and the scale of each row."""
-    scale = _round_up_to_16_bits(matrix.flatten(1).abs().amax(1) / INT8_MAX)
+    scale = _round_up_to_16_significant_bits(matrix.flatten(1).abs().amax(1) / INT8_MAX)
     divisor = torch.where(scale > 0, scale, 1.0)  # avoids dividing rows of zeros by 0
     values = (matrix / _broadcast_rows(divisor, matrix)).round().clamp(-INT8_MAX, INT8_MAX)
     return values.to(torch.int8), scale
 
 
-def _round_up_to_16_bits(scale: Tensor) -> Tensor:
+def _round_up_to_16_significant_bits(scale: Tensor) -> Tensor:
     """Round up to the next float32 whose last 8 bits are 0.
 
     The product of an int8 value and such a scale is exact, and therefore the same on every machine.

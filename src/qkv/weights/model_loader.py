@@ -120,7 +120,7 @@ def native_name_table(model: Model) -> NameTable:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a folder from a single file or from shards. Quantized weights are dequantized."""
     if (folder / WEIGHTS_FILE).is_file():
-        return _read_weights_file(folder / WEIGHTS_FILE)
+        return _read_safetensors_dequantized(folder / WEIGHTS_FILE)
     if (folder / SHARD_INDEX_FILE).is_file():
         return _read_shards(folder)
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
@@ -137,7 +137,7 @@ def raise_pickle_error(file: Path) -> NoReturn:
     )
 
 
-def _read_weights_file(path: Path) -> dict[str, Tensor]:
+def _read_safetensors_dequantized(path: Path) -> dict[str, Tensor]:
     storage = read_metadata(path).get(STORAGE_KEY)
     tensors = read_tensors(path)
     if storage is None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qkv.choices import Activation
-from qkv.config.base import suggest_closest
+from qkv.config.base import did_you_mean_suffix
 from qkv.errors import ConfigError
 
 ACTIVATION_NAMES = {
@@ -126,7 +126,7 @@ class PublishedConfig:
         ]
         if unknown:
             key, value = unknown[0], self._remaining[unknown[0]]
-            hint = suggest_closest(key, sorted(self._used_keys))
+            hint = did_you_mean_suffix(key, sorted(self._used_keys))
             more = f" (and {len(unknown) - 1} more: {', '.join(unknown[1:6])})" if unknown[1:] else ""
             raise ConfigError(f"unknown setting {key}={value!r} in the published config{hint}{more}")
 

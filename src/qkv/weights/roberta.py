@@ -11,8 +11,8 @@ from qkv.weights.encoder_heads import (
     class_label_settings,
     detect_heads,
     encoder_head_settings,
+    masked_lm_unembedding_mappings,
     select_head_mappings,
-    unembedding_mappings,
 )
 from qkv.weights.name_table import NameTable, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
@@ -79,7 +79,7 @@ def roberta_name_table(config: BERTConfig) -> NameTable:
         *weight_and_bias_mappings("classifier.out_proj", "classifier"),
         *weight_and_bias_mappings("lm_head.dense", "masked_lm.dense"),
         *weight_and_bias_mappings("lm_head.layer_norm", "masked_lm.norm"),
-        *unembedding_mappings(config, bias="lm_head.bias", matrix="lm_head.decoder"),
+        *masked_lm_unembedding_mappings(config, bias="lm_head.bias", matrix="lm_head.decoder"),
     ]
     return NameTable(
         mappings=select_head_mappings(config, mappings),

@@ -81,8 +81,8 @@ def to_hf_t5_config(config: Seq2SeqConfig) -> dict[str, Any]:
 
 
 def t5_name_table(config: Seq2SeqConfig) -> NameTable:
-    self_attention = _attention_parts("layer.0", "SelfAttention", "attention")
-    cross_attention = _attention_parts("layer.1", "EncDecAttention", "cross_attention")
+    self_attention = _attention_module_by_published_name("layer.0", "SelfAttention", "attention")
+    cross_attention = _attention_module_by_published_name("layer.1", "EncDecAttention", "cross_attention")
     sides = (
         ("encoder", config.n_encoder_layers, {**self_attention, **_feed_forward_parts("layer.1", gated=config.gated)}),
         (
@@ -110,7 +110,7 @@ def t5_name_table(config: Seq2SeqConfig) -> NameTable:
     )
 
 
-def _attention_parts(layer: str, name: str, module: str) -> dict[str, str]:
+def _attention_module_by_published_name(layer: str, name: str, module: str) -> dict[str, str]:
     parts = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
     return {
         **{f"{layer}.{name}.{published}": f"{module}.{part}" for published, part in parts.items()},

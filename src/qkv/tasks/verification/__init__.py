@@ -98,7 +98,7 @@ _STORAGE_CHECKS = {
         "largest change of a weight by int8, in quantization steps",
     ),
     "int8": Check(
-        storage_checks.compare_int8_outputs,
+        storage_checks.relative_rms_change_with_int8,
         INT8_OUTPUT_TOLERANCE,
         "outputs with int8 weights compared with float (RMS)",
     ),
@@ -108,7 +108,7 @@ _STORAGE_CHECKS = {
         "saved and reloaded in the Hugging Face format",
     ),
     "transformers": Check(
-        storage_checks.compare_with_transformers,
+        storage_checks.compare_outputs_with_transformers,
         CROSS_LIBRARY_TOLERANCE,
         "outputs of transformers compared with eager",
         is_quick=False,
@@ -119,7 +119,7 @@ _STORAGE_CHECKS = {
         "saved and reloaded as GGUF (f32)",
     ),
     "ct2": Check(
-        storage_checks.compare_ctranslate2,
+        storage_checks.compare_ctranslate2_log_probs,
         CROSS_LIBRARY_TOLERANCE,
         "log-probabilities of CTranslate2 compared with eager",
         is_quick=False,

@@ -114,16 +114,18 @@ class VerificationCase:
     def compute_outputs(self, model: Model) -> list[list[Tensor]]:
         """Returns the outputs of the eager implementation for every example."""
         with use_attention_kernel(model, AttentionKernel.EAGER):
-            return [_model_outputs(model, forward(model, example.ids, example.source)) for example in self.examples]
+            return [
+                _logits_or_bert_outputs(model, forward(model, example.ids, example.source)) for example in self.examples
+            ]
 
     def relative_difference_from_reference(self, rows: Iterable[Tensor]) -> float:
         """Compare the logits or states of each example with the reference outputs."""
         return max_difference_relative_to_peak(
-            [_model_outputs(self.model, row[None]) for row in rows], self.reference_outputs
+            [_logits_or_bert_outputs(self.model, row[None]) for row in rows], self.reference_outputs
         )
 
 
-def _model_outputs(model: Model, states: Tensor) -> list[Tensor]:
+def _logits_or_bert_outputs(model: Model, states: Tensor) -> list[Tensor]:
     """Returns the outputs a user sees: logits, or for a BERT the outputs of its heads and its states."""
     if not isinstance(model, BERT):
         return [states]

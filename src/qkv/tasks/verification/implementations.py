@@ -72,17 +72,21 @@ def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
     """Process all texts in one batch, with random ids as padding."""
     source = source_attention_mask = None
     right_only = isinstance(model, RNNSeq2Seq)
-    ids, attention_mask = _pad_with_random_ids(
+    ids, attention_mask = _randomly_padded_ids_and_mask(
         [example.ids for example in examples], model.config.vocab_size, right_only=right_only
     )
     if isinstance(model, Seq2Seq | RNNSeq2Seq):
         sources = [example.source for example in examples if example.source is not None]
-        source, source_attention_mask = _pad_with_random_ids(sources, model.config.source_vocab_size, right_only=False)
+        source, source_attention_mask = _randomly_padded_ids_and_mask(
+            sources, model.config.source_vocab_size, right_only=False
+        )
     logits = forward(model, ids, source, attention_mask=attention_mask, source_attention_mask=source_attention_mask)
     return [row[is_token] for row, is_token in zip(logits, attention_mask, strict=True)]
 
 
-def _pad_with_random_ids(texts: Sequence[Tensor], vocab_size: int, *, right_only: bool) -> tuple[Tensor, Tensor]:
+def _randomly_padded_ids_and_mask(
+    texts: Sequence[Tensor], vocab_size: int, *, right_only: bool
+) -> tuple[Tensor, Tensor]:
     """Pad on the right, on both sides and on the left in turn. Even the longest text gets two padding columns."""
     n_columns = 2 + max(text.shape[1] for text in texts)
     ids = torch.randint(vocab_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))

@@ -62,7 +62,7 @@ def max_int8_change_in_steps(case: VerificationCase) -> float:
     return float(torch.cat(steps).max())
 
 
-def compare_int8_outputs(case: VerificationCase) -> float:
+def relative_rms_change_with_int8(case: VerificationCase) -> float:
     """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
     output_pairs = (case.compute_outputs(_reload_and_check_tokenizer(case, INT8).model), case.reference_outputs)
     actual, expected = (
@@ -72,7 +72,7 @@ def compare_int8_outputs(case: VerificationCase) -> float:
     return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def compare_with_transformers(case: VerificationCase) -> float:
+def compare_outputs_with_transformers(case: VerificationCase) -> float:
     try:
         import transformers as library
     except ImportError:
@@ -91,7 +91,7 @@ def compare_with_transformers(case: VerificationCase) -> float:
     )
 
 
-def compare_ctranslate2(case: VerificationCase) -> float:
+def compare_ctranslate2_log_probs(case: VerificationCase) -> float:
     """Compare CTranslate2's log-probabilities of the example tokens."""
     folder, model, loaded = _save_once(case, CT2), case.model, case.loaded
     assert isinstance(model, Seq2Seq)
@@ -128,7 +128,7 @@ def compare_resumed_training(case: VerificationCase) -> float:
         run = RunFolder(case.folder / name)
         shutil.copytree(folder, run.checkpoint_folder(progress.step))
         for n in steps:
-            _train_until(replace(prepared, run=run), last_step=progress.step + n)
+            _resume_with_constant_lr(replace(prepared, run=run), last_step=progress.step + n)
     once, twice = (load_checkpoint(RunFolder(case.folder / name).checkpoint_folder(progress.step + 2)) for name in ends)
     return max_difference_relative_to_peak(
         (tensors.values() for tensors in twice), (tensors.values() for tensors in once)
@@ -136,7 +136,7 @@ def compare_resumed_training(case: VerificationCase) -> float:
 
 
 @torch.enable_grad()
-def _train_until(prepared: PreparedRun, *, last_step: int) -> None:
+def _resume_with_constant_lr(prepared: PreparedRun, *, last_step: int) -> None:
     """Continue training with a constant learning rate, because other schedules depend on the last step.
 
     Evaluation is disabled because it does not affect the weights.
