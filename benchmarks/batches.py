@@ -13,8 +13,8 @@ from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.config.masking import MaskingConfig
 from qkv.data.masked_batches import MaskedBatches
 from qkv.data.pair_batches import PairBatches
-from qkv.data.pair_store import PairStore, encode_and_delete_pair_texts, write_pair_texts
-from qkv.data.sentence_store import prepare_sentences
+from qkv.data.pair_store import PairStore, tokenize_and_delete_pair_texts, write_pair_texts_and_counts
+from qkv.data.sentence_store import prepare_sentence_store
 from qkv.text import train_tokenizer
 
 N_BATCHES = 10
@@ -64,7 +64,7 @@ def _masked_batches(folder: Path) -> Callable[[int], int]:
     folder.mkdir()
     (folder / "text.txt").write_text("\n<|endoftext|>\n".join(documents))
     tokenizer = train_tokenizer(TokenizerKind.WORDPIECE, documents, vocab_size=307, lowercase=True)
-    source = prepare_sentences([folder / "text.txt"], folder / "store", tokenizer=tokenizer)
+    source = prepare_sentence_store([folder / "text.txt"], folder / "store", tokenizer=tokenizer)
     batch_size, length = ROWS["masked LM"]
     maker = MaskedBatches(
         source=source, tokenizer=tokenizer, config=MaskingConfig(), seq_len=length, batch_size=batch_size, seed=0
@@ -81,8 +81,8 @@ def _pair_batches(folder: Path) -> Callable[[int], int]:
     tokenizer = train_tokenizer(
         TokenizerKind.BPE, sources + targets, vocab_size=400, style=SpecialTokenStyle.SEQ2SEQ, add_prefix_space=True
     )
-    write_pair_texts({"pairs": list(zip(sources, targets, strict=True))}, folder, dropped={})
-    encode_and_delete_pair_texts(
+    write_pair_texts_and_counts({"pairs": list(zip(sources, targets, strict=True))}, folder, dropped={})
+    tokenize_and_delete_pair_texts(
         folder, {"source": tokenizer, "target": tokenizer}, progress=lambda _label: lambda _n, _all: None
     )
     store = PairStore.open(folder)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from benchmarks.engine import ROOT, MissingEngineError
-from qkv.serving.server import find_free_port_after
+from qkv.serving.server import find_next_or_any_free_port
 
 TIMEOUT_SECONDS = 60.0
 """Seconds after which a page counts as failed."""
@@ -74,7 +74,7 @@ class Server(_ManagedProcess):
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-c", "from qkv.cli import main; main()", "explore", str(folder), "--no-browser"]
-        super().__init__([*command, "--port", str(find_free_port_after(8600))])
+        super().__init__([*command, "--port", str(find_next_or_any_free_port(8600))])
         self.login_url = self._responses.readline().split()[-1]
         """URL with the access token."""
         self.address = self.login_url.partition("?")[0]

@@ -20,7 +20,7 @@ from qkv.config import GPTConfig, ModelConfig
 from qkv.cost import Mode, Precision, Workload, list_operations
 from qkv.cost.calibration import Calibration
 from qkv.cost.prediction import TimePrediction, predict_time
-from qkv.training.benchmark_steps import Step, build_random_model, build_step
+from qkv.training.benchmark_steps import Step, build_random_model, configure_model_and_build_step
 from qkv.training.device_calibration import calibrate
 from qkv.training.launch_overhead import build_tiny_forward_pass
 from qkv.training.timer import Timer, retain_freed_memory
@@ -228,14 +228,20 @@ class _MeasurementRunner:
     def _measure(self, name: str, config: ModelConfig, workload: Workload) -> Point:
         is_warm = (name, workload) in self._steps
         step = self._step(name, config, workload)
-        self.pass_seconds.append(self.timer.measure_latency(self._tiny_pass, is_warm=bool(self.pass_seconds)))
-        measured = self.timer.measure_latency(step, seconds=SECONDS_PER_MEASUREMENT[self.device.type], is_warm=is_warm)
+        self.pass_seconds.append(
+            self.timer.measure_lower_quartile_latency(self._tiny_pass, is_warm=bool(self.pass_seconds))
+        )
+        measured = self.timer.measure_lower_quartile_latency(
+            step, seconds=SECONDS_PER_MEASUREMENT[self.device.type], is_warm=is_warm
+        )
         prediction = predict_time(config, workload, self.calibration)
         return Point(model=name, config=config, workload=workload, prediction=prediction, measured=measured)
 
     def _step(self, name: str, config: ModelConfig, workload: Workload) -> Step:
         if (name, workload) not in self._steps:
-            self._steps[name, workload] = build_step(build_random_model(config, self.device, workload.dtype), workload)
+            self._steps[name, workload] = configure_model_and_build_step(
+                build_random_model(config, self.device, workload.dtype), workload
+            )
         return self._steps[name, workload]
 
     def describe_points(self, points: list[Point]) -> list[dict[str, Any]]:

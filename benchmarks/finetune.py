@@ -26,7 +26,7 @@ from qkv.choices import ProblemType
 from qkv.config import FinetuningConfig
 from qkv.inspection.figures import new_figure
 from qkv.tasks import TextEncoder
-from qkv.training.finetune_data import load_task, sample_rows
+from qkv.training.finetune_data import load_task_with_evaluation_split, sample_rows
 
 SIZES = (None, 1_000, 100)
 """Numbers of SST-2 labels for training. None means all."""
@@ -153,7 +153,7 @@ def finetune_encoder(job: Job, benchmark: FinetuneSettings) -> Row:
 
 def train_bag_of_words(job: Job, benchmark: FinetuneSettings) -> Row:
     train, dev = benchmark.files(job.task)
-    task = load_task(FinetuningConfig(models=("-",), train=str(train), evaluation=str(dev)))
+    task = load_task_with_evaluation_split(FinetuningConfig(models=("-",), train=str(train), evaluation=str(dev)))
     texts, targets = [text for (text, *_) in task.train.texts], task.train_targets
     started = time.perf_counter()
     rows = range(len(texts))

@@ -20,8 +20,8 @@ from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.cost.workload import DeviceType
 from qkv.inspection.figures import new_figure
-from qkv.training.benchmark_steps import Step, build_random_model, build_step
-from qkv.training.device_calibration import CPU, GPU, calibrate, device_name
+from qkv.training.benchmark_steps import Step, build_random_model, configure_model_and_build_step
+from qkv.training.device_calibration import CPU, GPU, calibrate, gpu_name_or_cpu_threads
 from qkv.training.timer import Timer, retain_freed_memory
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def growth(options: BenchmarkOptions) -> Report:
     retain_freed_memory()
     plan, calibration = SWEEPS[device.type], _find_or_create_calibration(device, options.log)
     points = list(_measure_points(plan, calibration, device, options.log))
-    device_title = device_name(device)
+    device_title = gpu_name_or_cpu_threads(device)
     numbers = "bfloat16, mixed in training" if device.type == "cuda" else "float32"
     return Report(
         name=f"growth, {device.type}",
@@ -142,10 +142,10 @@ def growth(options: BenchmarkOptions) -> Report:
 def _find_or_create_calibration(device: torch.device, log: LogFunction) -> Calibration:
     """Return the saved calibration of this device, or calibrate it."""
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
-    calibration = find_newest_calibration(Mode.PREFILL, dtype, device=device_name(device))
+    calibration = find_newest_calibration(Mode.PREFILL, dtype, device=gpu_name_or_cpu_threads(device))
     if calibration is not None:
         return calibration
-    grid = replace(GPU if device.type == "cuda" else CPU, recurrence=FEW_RECURRENCES)
+    grid = replace(GPU if device.type == "cuda" else CPU, recurrence_axes=FEW_RECURRENCES)
     return calibrate(device, dtype, log, grid=grid)
 
 
@@ -163,7 +163,7 @@ def _measure_points(
                 n_bytes = _peak_bytes(
                     lambda workload=workload, config=config: _build_model_step(config, workload, device), device
                 )
-                seconds = timer.measure_latency(
+                seconds = timer.measure_lower_quartile_latency(
                     _build_model_step(config, workload, device), seconds=SECONDS_PER_MEASUREMENT
                 )
             except torch.OutOfMemoryError as error:
@@ -185,7 +185,7 @@ def _measure_points(
 
 
 def _build_model_step(config: GPTConfig, workload: Workload, device: torch.device) -> Step:
-    return build_step(build_random_model(config, device, workload.dtype), workload)
+    return configure_model_and_build_step(build_random_model(config, device, workload.dtype), workload)
 
 
 def _peak_bytes(make: Callable[[], Step], device: torch.device) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.engines.beam_workload import END, PAD, TranslateFunction, Workload, serve_translation
 from benchmarks.engines.protocol import MissingPeerError
-from qkv.weights import to_published_config, to_published_weights
+from qkv.weights import to_lossless_published_config, to_published_weights
 
 
 def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dict[str, str]]:
@@ -16,7 +16,7 @@ def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dic
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     ours = workload.model()
-    settings = to_published_config(ours.config)
+    settings = to_lossless_published_config(ours.config)
     special = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
     peer = transformers.MarianMTModel(transformers.MarianConfig(**{**settings, **special})).eval()
     missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)

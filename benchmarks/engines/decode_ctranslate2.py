@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
 from benchmarks.engines.protocol import MissingPeerError, temporary_folder
-from qkv.weights.ctranslate2_export import fill_layers_spec, to_numpy
+from qkv.weights.ctranslate2_export import fill_stack_spec_except_token_embedding, to_numpy
 
 
 def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
@@ -17,7 +17,7 @@ def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction
     spec = specs.TransformerDecoderModelSpec.from_config(
         workload.n_layers, workload.n_heads, pre_norm=True, activation=specs.Activation.GELUTanh
     )
-    fill_layers_spec(spec.decoder, model, model.config)
+    fill_stack_spec_except_token_embedding(spec.decoder, model, model.config)
     spec.decoder.embeddings.weight = to_numpy(model.embedding.token.weight)
     spec.decoder.projection.weight = to_numpy(model.unembedding.weight)
     spec.register_vocabulary([str(number) for number in range(workload.vocab_size)])

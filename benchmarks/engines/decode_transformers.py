@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
 from benchmarks.engines.protocol import MissingPeerError
-from qkv.weights import to_published_config, to_published_weights
+from qkv.weights import to_lossless_published_config, to_published_weights
 
 
 def build(workload: Workload, _: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:
@@ -15,7 +15,7 @@ def build(workload: Workload, _: dict[str, Any]) -> tuple[GenerateFunction, dict
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     ours = workload.model()
-    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_published_config(ours.config))).eval()
+    peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_lossless_published_config(ours.config))).eval()
     missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.engines.encode_workload import EncodeFunction, Workload, mean_pool, pad_batch, serve_encoding
 from benchmarks.engines.protocol import MissingPeerError
-from qkv.weights import to_published_config, to_published_weights
+from qkv.weights import to_lossless_published_config, to_published_weights
 
 
 def build(workload: Workload) -> tuple[EncodeFunction, dict[str, str]]:
@@ -32,7 +32,7 @@ def model(workload: Workload) -> tuple[Any, dict[str, str]]:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     ours = workload.model()
     peer = transformers.BertModel(
-        transformers.BertConfig(**to_published_config(ours.config)), add_pooling_layer=False
+        transformers.BertConfig(**to_lossless_published_config(ours.config)), add_pooling_layer=False
     ).eval()
     inputs = {name.removeprefix("bert."): tensor for name, tensor in to_published_weights(ours).items()}
     missing, unexpected = peer.load_state_dict(inputs, strict=False)

@@ -8,7 +8,7 @@ from benchmarks.engines.decode_workload import GenerateFunction
 from benchmarks.engines.gpu_decode_workload import Workload, serve_gpu_decoding
 from benchmarks.engines.protocol import MissingPeerError
 from qkv.models import GPT
-from qkv.weights import to_published_config, to_published_weights
+from qkv.weights import to_lossless_published_config, to_published_weights
 
 
 def build(_work: Workload, model: GPT, _options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
@@ -17,7 +17,9 @@ def build(_work: Workload, model: GPT, _options: dict[str, Any]) -> tuple[Any, d
     except ImportError:
         raise MissingPeerError("transformers is not installed (pip install transformers)") from None
     with torch.device("cuda"):
-        peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_published_config(model.config))).eval()
+        peer = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**to_lossless_published_config(model.config))
+        ).eval()
     missing, unexpected = peer.load_state_dict(to_published_weights(model), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")

@@ -62,7 +62,7 @@ class SinusoidStyle(StrEnum):
     """All sines, then all cosines (Marian)."""
 
 
-class ScoreKind(StrEnum):
+class RNNAttentionScore(StrEnum):
     """Attention score function of an RNN decoder."""
 
     NONE = "none"
@@ -193,8 +193,8 @@ class AlignmentLayerAveraging(StrEnum):
     """All heads of the layer with the sharpest attention weights."""
 
 
-class AttentionKind(StrEnum):
-    """Kind of attention in a model."""
+class AttentionStack(StrEnum):
+    """Stack of attention layers in a model: the only one, or one of those of an encoder–decoder."""
 
     SELF = "self"
     """Self-attention of a GPT or BERT."""

@@ -28,7 +28,7 @@ class ContextLengthError(InputError):
     """A sequence that is longer than the context length of the model."""
 
 
-class CacheError(QKVError):
+class KVCacheError(QKVError):
     """A KV cache that is full or belongs to another batch or model."""
 
 

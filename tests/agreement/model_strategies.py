@@ -11,7 +11,7 @@ from qkv.choices import (
     NormKind,
     NormPosition,
     PositionKind,
-    ScoreKind,
+    RNNAttentionScore,
 )
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.models import build
@@ -84,7 +84,7 @@ def rnns(draw, **chosen):
         "n_encoder_layers": draw(st.sampled_from((1, 2))),
         "n_decoder_layers": draw(st.sampled_from((1, 2))),
         "cell": draw(st.sampled_from(CellKind)),
-        "attention": draw(st.sampled_from(ScoreKind)),
+        "attention": draw(st.sampled_from(RNNAttentionScore)),
     }
     return RNNConfig(**{**config, **chosen})
 

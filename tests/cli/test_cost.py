@@ -14,7 +14,7 @@ from qkv.cli.cost_plan import COST_DEVICE_NAMES, parse_count
 from qkv.cost.calibration import load_calibration, save_calibration
 from qkv.cost.devices import DEVICES
 from qkv.errors import ConfigError, InputError, QKVError
-from qkv.training.device_calibration import device_name
+from qkv.training.device_calibration import gpu_name_or_cpu_threads
 from tests.cost.synthetic_calibration import make_calibration
 
 WITHOUT_TORCH = """
@@ -245,7 +245,7 @@ def test_a_calibration_is_read_from_a_file_or_found_in_the_cache(tmp_path):
 
 
 def test_a_measurement_is_compared_with_the_prediction(tmp_path):
-    save_calibration(make_calibration(device=device_name(torch.device("cpu"))), tmp_path / "c.json")
+    save_calibration(make_calibration(device=gpu_name_or_cpu_threads(torch.device("cpu"))), tmp_path / "c.json")
     output = run("gpt-nano", "--seq-len", "16", "--measure", "--calibration", str(tmp_path / "c.json"))
     assert "time, predicted" in output
     assert "time, measured" in output

@@ -9,7 +9,7 @@ from qkv.cli.cost import EAGER_STEP_NOTE
 from qkv.cost.calibration import save_calibration
 from qkv.cost.devices import find_device, matches_device
 from qkv.errors import InputError
-from qkv.training.device_calibration import device_name
+from qkv.training.device_calibration import gpu_name_or_cpu_threads
 from tests.cli.test_cost import run
 from tests.cost.synthetic_calibration import make_calibration
 
@@ -17,7 +17,7 @@ from tests.cost.synthetic_calibration import make_calibration
 @pytest.fixture
 def calibrated(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    save_calibration(make_calibration(device=device_name(torch.device("cpu"))), tmp_path / "c.json")
+    save_calibration(make_calibration(device=gpu_name_or_cpu_threads(torch.device("cpu"))), tmp_path / "c.json")
     return ["--measure", "--device", "cpu", "--calibration", str(tmp_path / "c.json")]
 
 

@@ -23,7 +23,7 @@ def test_each_command_is_printed_with_its_output(command):
 
 def test_the_explorer_is_served_last(command, monkeypatch):
     calls = []
-    monkeypatch.setattr(sys.modules["qkv.cli.demo"], "capture_output", lambda line: calls.append(line) or "")
+    monkeypatch.setattr(sys.modules["qkv.cli.demo"], "capture_qkv_output", lambda line: calls.append(line) or "")
     monkeypatch.setattr(
         sys.modules["qkv.cli.explore"], "explore", lambda models, **options: calls.append((models, options))
     )

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from qkv.serving.server import find_free_port_after, open_listening_socket
+from qkv.serving.server import find_next_or_any_free_port, open_listening_socket
 from tests.tasks.small_gpt import save_task, small_gpt
 
 
@@ -23,7 +23,7 @@ def start_server(*arguments):
 
 def test_the_server_answers_until_it_is_stopped(tmp_path):
     folder = save_task(small_gpt(), tmp_path / "mine")
-    server = start_server(str(folder), "--port", str(find_free_port_after(9100)))
+    server = start_server(str(folder), "--port", str(find_next_or_any_free_port(9100)))
     try:
         address = re.fullmatch(r"qkv explorer .*(http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", server.stdout.readline())
         assert address, server.stderr.read()
@@ -42,7 +42,7 @@ def test_the_server_answers_until_it_is_stopped(tmp_path):
 
 @pytest.mark.parametrize("argument", ["port", "model"])
 def test_an_invalid_argument_is_reported_in_one_line(argument, tmp_path):
-    port = find_free_port_after(9200)
+    port = find_next_or_any_free_port(9200)
     with open_listening_socket(port):
         arguments = ["--port", str(port)] if argument == "port" else [str(tmp_path / "none"), "--port", str(port + 1)]
         out, err = start_server(*arguments).communicate(timeout=240)

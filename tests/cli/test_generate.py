@@ -14,7 +14,7 @@ from qkv.data import prepare_store
 from qkv.tasks import load
 from qkv.training.profiler import DeviceRates, Profile
 from qkv.training.run_folder import RunFolder, TrainingProgress
-from qkv.weights.atomic_folder import read_tensors
+from qkv.weights.atomic_folder import read_safetensors
 from tests.cli.answers import assert_only_error
 from tests.tasks.small_gpt import save_task, small_gpt
 from tests.training.runs import recipe
@@ -22,7 +22,7 @@ from tests.training.runs import recipe
 
 def save_step(run, model, progress):
     texts = {file.name: file.read_text() for file in model.glob("*.json") if file.name != "manifest.json"}
-    run.save(progress, tensors={"model.safetensors": read_tensors(model / "model.safetensors")}, texts=texts)
+    run.save(progress, tensors={"model.safetensors": read_safetensors(model / "model.safetensors")}, texts=texts)
 
 
 @pytest.fixture

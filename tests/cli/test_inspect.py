@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from qkv.choices import AttentionKind, ViewKind
+from qkv.choices import AttentionStack, ViewKind
 from qkv.inspection import EdgeMask, HeadAblation, classify_heads, coreference, prepare_input, run_with_cache
 from qkv.inspection.interventions import describe_intervention
 from qkv.tasks import load
@@ -96,8 +96,8 @@ def test_a_masked_edge_has_weight_zero_and_the_sink_can_be_excluded(command, fol
 def test_a_view_lists_the_interventions(command, folder, monkeypatch, tmp_path, view):
     model_input = prepare_input(load(folder), TEXT)
     interventions = [
-        HeadAblation(stack=AttentionKind.SELF, layer=0, head=1),
-        EdgeMask(stack=AttentionKind.SELF, query=5, key=2),
+        HeadAblation(stack=AttentionStack.SELF, layer=0, head=1),
+        EdgeMask(stack=AttentionStack.SELF, query=5, key=2),
     ]
     changes = [describe_intervention(intervention, model_input) for intervention in interventions]
     arguments = [folder, TEXT, "--view", view, "--ablate-head", "0.1", "--mask-edge", "5:2"]
@@ -158,7 +158,7 @@ def test_a_word_of_the_translation_refers_to_the_row_that_the_map_labels_with_it
     assert result["queries"][chosen] == model_input.generated.labels[chosen]
     result = json.loads(command(*arguments, "--view", "effect", *mask, "--query", "dog", "--json").out)
     assert result["position"] == chosen
-    edge_mask = EdgeMask(stack=AttentionKind.CROSS, query=chosen, key=key)
+    edge_mask = EdgeMask(stack=AttentionStack.CROSS, query=chosen, key=key)
     assert result["changes"] == [describe_intervention(edge_mask, model_input)]
     label = model_input.generated.labels[chosen]
     table = command(*arguments, "--view", "effect", *mask, "--query", "dog").out

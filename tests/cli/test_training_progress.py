@@ -25,8 +25,8 @@ def test_the_utilization_is_based_on_the_flops_of_the_estimate(capsys, settings)
 def test_a_new_number_of_steps_is_printed(capsys):
     estimate = estimate_run(preset("bert-tiny"), batch_size=7, seq_len=128, steps=11, matmul_rate=1e12)
     with TrainingProgressDisplay(estimate) as progress:
-        progress.replan(1013)
-        progress.replan(17)
+        progress.print_and_set_total_steps(1013)
+        progress.print_and_set_total_steps(17)
     first, second = capsys.readouterr().err.splitlines()
     assert ("1,013" in first, "11" in first) == (True, True)
     assert ("17" in second, "1,013" in second) == (True, True)

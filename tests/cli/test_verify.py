@@ -30,7 +30,7 @@ def test_the_table_has_one_row_per_check_with_a_reason_at_the_end(command, model
 
 
 def test_a_failed_check_has_exit_status_1(command, model, monkeypatch, tmp_path):
-    monkeypatch.setattr(model_loader, "dequantize_tensors", too_large)
+    monkeypatch.setattr(model_loader, "dequantize_int8_matrices", too_large)
     (tmp_path / "texts").write_text("The cat sat on the mat.\n\nThen both slept.\n")
     answer = command("verify", model, "--quick", "--json", "--text", tmp_path / "texts")
     assert (answer.status, answer.err) == (1, "")

@@ -11,7 +11,7 @@ from qkv.choices import (
     NormPosition,
     PoolerActivation,
     PositionKind,
-    ScoreKind,
+    RNNAttentionScore,
 )
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 
@@ -105,7 +105,7 @@ rnn = st.builds(
     n_encoder_layers=layers,
     n_decoder_layers=layers,
     cell=st.sampled_from(CellKind),
-    attention=st.sampled_from(ScoreKind),
+    attention=st.sampled_from(RNNAttentionScore),
     tie_embeddings=st.booleans(),
 )
 

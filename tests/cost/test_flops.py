@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.choices import AttentionKernel, HeadCombination, ScoreKind
+from qkv.choices import AttentionKernel, HeadCombination, RNNAttentionScore
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Workload, count_flops, estimate, list_operations
 from qkv.cost.blocks import attended_pairs
@@ -204,7 +204,7 @@ def test_head_combinations_and_independent_head_widths_are_counted(combination, 
 
 
 def test_only_recurrences_have_sequential_steps():
-    config = RNNConfig(vocab_size=5, d_model=6, attention=ScoreKind.DOT)
+    config = RNNConfig(vocab_size=5, d_model=6, attention=RNNAttentionScore.DOT)
     steps = {
         op.part: op.steps
         for op in list_operations(config, Workload(batch_size=2, seq_len=7, source_len=11))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qkv.config import GPTConfig, preset
 from qkv.cost import estimate
-from qkv.cost.lecture_tables import count_attention_parameters, lecture_errata, lecture_tables
+from qkv.cost.lecture_tables import count_attention_matrix_parameters, lecture_errata, lecture_tables
 from tests.cost.config_strategies import FAMILIES
 
 B, N, D, H, L = 3, 37, 30, 5, 2
@@ -31,8 +31,8 @@ def test_the_rows_of_a_full_sequence_have_exact_numbers():
     assert {name: result[name].flops for name in flops} == {name: L * n for name, n in flops.items()}
     assert result["sum of the above"].order == "bnd² + bn²d"
     # Reads the concatenated heads and the weights with their bias, and writes the output.
-    assert result["concat(heads)·W_O"].elements == L * (2 * B * N * D + D**2 + D)
-    assert result["P·V"].elements == L * (2 * B * N * D + B * H * N**2)
+    assert result["concat(heads)·W_O"].unfused_elements == L * (2 * B * N * D + D**2 + D)
+    assert result["P·V"].unfused_elements == L * (2 * B * N * D + B * H * N**2)
 
 
 def test_a_decode_step_has_one_factor_of_n_less():
@@ -51,7 +51,7 @@ def test_the_rows_sum_to_the_full_pass(config, mode):
     (table,) = lecture_tables(cost)
     rows = [row for row in table.rows if row.name != "sum of the above"]
     assert sum(row.flops for row in rows) == table.total.flops == cost.flops.forward
-    assert sum(row.elements for row in rows) == table.total.elements
+    assert sum(row.unfused_elements for row in rows) == table.total.unfused_elements
     if mode == "forward":
         assert sum(row.kernel_bytes for row in rows) == table.total.kernel_bytes == cost.traffic.fused
 
@@ -70,7 +70,7 @@ def test_an_encoder_is_counted_with_the_source_length():
 
 
 def test_gpt3_attention_has_4_d_squared_parameters_per_layer():
-    assert count_attention_parameters(preset("gpt3"), 96) == 57_982_058_496
+    assert count_attention_matrix_parameters(preset("gpt3"), 96) == 57_982_058_496
 
 
 def test_errata_are_listed_and_one_is_specific_to_encoder_decoders():

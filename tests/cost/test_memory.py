@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from qkv.choices import AttentionKernel, CellKind, ScoreKind
+from qkv.choices import AttentionKernel, CellKind, RNNAttentionScore
 from qkv.config import GPTConfig, preset
 from qkv.cost import cache_bytes, count_parameters, estimate
 from qkv.models import build
@@ -134,7 +134,7 @@ def test_published_cache_sizes_in_16_bits(name, seq_len, expected):
 
 
 @pytest.mark.parametrize("cell", CellKind)
-@pytest.mark.parametrize("attention", ScoreKind)
+@pytest.mark.parametrize("attention", RNNAttentionScore)
 def test_the_cache_of_an_rnn_has_encoder_states_their_keys_and_recurrent_states(cell, attention):
     config = preset("rnn-nano", cell=cell, attention=attention, n_decoder_layers=3)
     model = build(config)

@@ -9,7 +9,7 @@ from benchmarks.memory import peak_cpu_bytes
 from qkv.config import GPTConfig, preset
 from qkv.cost import Workload
 from qkv.cost.estimate import estimate_workload
-from qkv.training.benchmark_steps import build_random_model, build_step
+from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step
 
 SIZES = {"vocab_size": 131, "context_length": 256, "d_model": 48, "n_heads": 4}
 LLAMA = {"gated": True, "activation": "silu", "norm": "rms", "positions": "rotary", "n_kv_heads": 2}
@@ -55,7 +55,7 @@ def check_peak(config, rel=0.005, **workload):
     workload = Workload(batch_size=3, device_type="cpu", **workload)
 
     def build_and_run() -> None:
-        build_step(build_random_model(config, torch.device("cpu"), workload.dtype), workload)()
+        configure_model_and_build_step(build_random_model(config, torch.device("cpu"), workload.dtype), workload)()
 
     gc.collect()
     actual = peak_cpu_bytes(build_and_run)
@@ -117,7 +117,7 @@ def test_a_block_frees_the_attention_output_before_the_feed_forward():
     config, n = gpt_config("pre"), 3 * 229
     workload = Workload(batch_size=3, seq_len=229, mode="forward", device_type="cpu")
     model = build_random_model(config, torch.device("cpu"), workload.dtype)
-    step = build_step(model, workload)
+    step = configure_model_and_build_step(model, workload)
     positions = 8 * 229
     assert peak_cpu_bytes(step) == 4 * n * (4 * config.d_model + 2 * config.d_ff) + positions
 

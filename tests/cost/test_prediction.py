@@ -7,7 +7,7 @@ from qkv.cost import Mode, Precision, Workload, count_parameters
 from qkv.cost.calibration import LaunchOverhead, TimingTable
 from qkv.cost.prediction import (
     CALIBRATED_WEIGHT_BYTES,
-    _launch_compute_seconds_by_phase,
+    _launch_compute_seconds_by_stage,
     _overlapped_launch_and_compute_seconds,
     predict_time,
 )
@@ -65,7 +65,7 @@ def test_the_phases_sum_to_the_launch_and_compute_time(config, mode):
     calibration = make_calibration("cuda", "bfloat16")
     workload = Workload(batch_size=2, seq_len=17, mode=mode, dtype="mixed" if mode == "train" else "bfloat16")
     result = predict_time(config, workload, calibration)
-    phases = _launch_compute_seconds_by_phase(config, workload, calibration, result.operation_times)
+    phases = _launch_compute_seconds_by_stage(config, workload, calibration, result.operation_times)
     assert sum(launch for launch, _ in phases) == pytest.approx(result.launch_seconds)
     assert sum(compute for _, compute in phases) == pytest.approx(result.compute_seconds)
 

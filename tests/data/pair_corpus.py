@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from qkv.choices import SpecialTokenStyle, TokenizerKind
-from qkv.data.pair_store import PairStore, encode_and_delete_pair_texts, write_pair_texts
+from qkv.data.pair_store import PairStore, tokenize_and_delete_pair_texts, write_pair_texts_and_counts
 from qkv.text import Tokenizer, train_tokenizer
 
 LETTERS = "abcdefgh"
@@ -32,8 +32,8 @@ def pair_tokenizer() -> Tokenizer:
 
 
 def pair_store(folder: Path, files: dict[str, list[tuple[str, str]]]) -> PairStore:
-    write_pair_texts(files, folder, dropped={})
-    encode_and_delete_pair_texts(
+    write_pair_texts_and_counts(files, folder, dropped={})
+    tokenize_and_delete_pair_texts(
         folder, dict.fromkeys(("source", "target"), pair_tokenizer()), progress=lambda _: lambda _n, _all: None
     )
     return PairStore.open(folder)

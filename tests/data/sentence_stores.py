@@ -8,7 +8,7 @@ import numpy as np
 from qkv.choices import TokenizerKind
 from qkv.config.masking import MaskingConfig
 from qkv.data.masked_batches import MaskedBatches
-from qkv.data.sentence_store import SentenceStore, prepare_sentences
+from qkv.data.sentence_store import SentenceStore, prepare_sentence_store
 from qkv.text import Tokenizer, train_tokenizer
 
 N_DOCUMENTS, N_SENTENCES = 29, 13
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 def store_of(folder: Path, documents: list[str], **options) -> SentenceStore:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text("\n<|endoftext|>\n".join(documents))
-    return prepare_sentences([folder / "text.txt"], folder / "store", tokenizer=tokenizer(), **options)
+    return prepare_sentence_store([folder / "text.txt"], folder / "store", tokenizer=tokenizer(), **options)
 
 
 def small_store(folder: Path) -> SentenceStore:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data import documents, find_sources, read_documents
+from qkv.data import documents, parse_text_sources, read_documents
 from qkv.data.documents import read_chunks
-from qkv.data.text_sources import TextSource, open_source
+from qkv.data.text_sources import TextSource, open_raw_and_decompressed
 from qkv.errors import InputError, MissingExtraError
 from qkv.text import MAX_CHUNK_CHARACTERS, split_into_chunks
 
@@ -73,7 +73,7 @@ def test_standard_input_can_be_read_once(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(STORIES.encode())))
     assert list(read_documents(["-"])) == EXPECTED
     with pytest.raises(InputError, match=r"\(-\)"):
-        find_sources(["-", "-"])
+        parse_text_sources(["-", "-"])
 
 
 def test_the_field_of_json_lines_can_be_selected(file):
@@ -140,14 +140,14 @@ def test_a_folder_that_is_deleted_while_it_is_read_is_an_error(tmp_path, monkeyp
 
     monkeypatch.setattr(Path, "rglob", raise_not_found)
     with pytest.raises(InputError, match=r"No such file or directory: .*gone$"):
-        find_sources([str(tmp_path)])
+        parse_text_sources([str(tmp_path)])
 
 
 def test_missing_files_and_folders_without_text_are_errors(tmp_path):
     with pytest.raises(InputError, match=r"nowhere: "):
-        find_sources([tmp_path / "nowhere"])
+        parse_text_sources([tmp_path / "nowhere"])
     with pytest.raises(InputError, match=r"\(\.txt, "):
-        find_sources([tmp_path])
+        parse_text_sources([tmp_path])
 
 
 words = st.sampled_from(["a", "bb", "ñ", "😀", " ", "  ", "\n", "\n<|endoftext|>\n", "<|endoftext|>", "\r\n", "x" * 9])
@@ -185,7 +185,7 @@ def test_the_chunks_of_a_long_document_do_not_depend_on_the_block_size(text, blo
 def test_a_line_of_many_megabytes_is_read_in_chunks(file):
     line = "word " * (2 * MAX_CHUNK_CHARACTERS)
     source = TextSource(str(file("a.txt", line)))
-    with open_source(source) as (reader, stream):
+    with open_raw_and_decompressed(source) as (reader, stream):
         chunks = list(read_chunks(source, stream))
     assert len(chunks) > 9
     assert all(len(chunk.text) <= MAX_CHUNK_CHARACTERS for chunk in chunks)

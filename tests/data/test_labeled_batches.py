@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.labeled_batches import LabeledBatches, RaggedSequences
+from qkv.data.labeled_batches import ConcatenatedEncodings, LengthGroupedLabeledBatches
 from qkv.text import Encoding
 
 
@@ -23,8 +23,8 @@ def random_rows(n, *, pairs=False, seed=0):
 
 
 def labeled_batches(n=997, *, batch_size=13, seed=0, pairs=False, **options):
-    return LabeledBatches(
-        RaggedSequences(random_rows(n, pairs=pairs)),
+    return LengthGroupedLabeledBatches(
+        ConcatenatedEncodings(random_rows(n, pairs=pairs)),
         torch.arange(n),
         batch_size=batch_size,
         seed=seed,
@@ -43,7 +43,7 @@ def test_an_epoch_contains_each_row_once(n, batch_size, seed, epoch):
     batches = labeled_batches(n, batch_size=batch_size, seed=seed)
     train_rows = torch.cat([batches.batch(epoch * batches.n_batches + t).rows for t in range(batches.n_batches)])
     assert sorted(train_rows.tolist()) == list(range(n))
-    eval_rows = torch.cat([batch.rows for batch in batches.eval_batches(batch_size)])
+    eval_rows = torch.cat([batch.rows for batch in batches.eval_batches_sorted_by_length(batch_size)])
     assert sorted(eval_rows.tolist()) == list(range(n))
 
 
@@ -77,10 +77,13 @@ def test_there_is_little_padding_and_batches_are_not_ordered_by_length():
 
 
 def test_widths_are_rounded_up_to_a_multiple_but_do_not_exceed_the_limit():
-    widths = {batch.ids.shape[1] for batch in labeled_batches(width_multiple=8, max_width=40).eval_batches(13)}
+    widths = {
+        batch.ids.shape[1]
+        for batch in labeled_batches(width_multiple=8, max_width=40).eval_batches_sorted_by_length(13)
+    }
     assert widths <= {8, 16, 24, 32, 40}
     limited = labeled_batches(width_multiple=32, max_width=41)
-    assert max(batch.ids.shape[1] for batch in limited.eval_batches(13)) == 41
+    assert max(batch.ids.shape[1] for batch in limited.eval_batches_sorted_by_length(13)) == 41
 
 
 def test_concatenated_micro_batches_are_the_batch():
@@ -95,6 +98,8 @@ def test_concatenated_micro_batches_are_the_batch():
 @pytest.mark.parametrize("length", [1, 7])
 def test_rows_of_equal_length_have_no_mask(length):
     row = Encoding(ids=[5] * length, segments=[0] * length)
-    batch = LabeledBatches(RaggedSequences([row] * 3), torch.zeros(3), batch_size=3, seed=0, pad_id=0).batch(0)
+    batch = LengthGroupedLabeledBatches(
+        ConcatenatedEncodings([row] * 3), torch.zeros(3), batch_size=3, seed=0, pad_id=0
+    ).batch(0)
     assert batch.attention_mask is None
     assert batch.segments is None

@@ -25,14 +25,14 @@ def file(tmp_path, monkeypatch):
 def test_a_table_is_read_as_texts_labels_and_lines(file):
     labeled = read_labeled_texts(file(TWO + "\n\n"))
     assert labeled.texts == [("a good film",), ("a bad film",)]
-    assert (labeled.labels, labeled.lines, labeled.is_pairs) == ([("good",), ("bad",)], [2, 3], False)
+    assert (labeled.labels, labeled.line_numbers, labeled.is_pairs) == ([("good",), ("bad",)], [2, 3], False)
     assert labeled.class_names() == ("bad", "good")
     assert labeled.class_indices(labeled.class_names()) == [(1,), (0,)]
 
 
 def test_pairs_have_two_text_columns_and_scores_a_separate_column(file):
     name = file("text_a\ttext_b\tlabel\tscore\nA dog\tA cat\tneutral\t3.5\n")
-    labeled = read_labeled_texts(name, is_numeric=True)
+    labeled = read_labeled_texts(name, prefer_score_column=True)
     assert (labeled.texts, labeled.is_pairs, labeled.numeric_labels()) == ([("A dog", "A cat")], True, [3.5])
     assert read_labeled_texts(name).labels == [("neutral",)]
 
@@ -63,7 +63,7 @@ def test_quotation_marks_in_a_tsv_are_ordinary_characters(file):
 
 
 def test_blank_lines_at_the_end_are_ignored(file):
-    assert read_labeled_texts(file("text\tlabel\na\tx\n\n  \n\t\n")).lines == [2]
+    assert read_labeled_texts(file("text\tlabel\na\tx\n\n  \n\t\n")).line_numbers == [2]
 
 
 def test_rows_in_memory_are_converted():
@@ -155,6 +155,6 @@ def test_a_label_that_is_missing_in_training_is_an_error(file):
 
 @pytest.mark.parametrize("label", ["much", "nan"])
 def test_a_score_that_is_not_a_finite_number_is_an_error(file, label):
-    labeled = read_labeled_texts(file(f"text\tscore\na\t1.5\nb\t{label}\n"), is_numeric=True)
+    labeled = read_labeled_texts(file(f"text\tscore\na\t1.5\nb\t{label}\n"), prefer_score_column=True)
     with pytest.raises(InputError, match=rf"t\.tsv: line 3: .*\b{label}\b"):
         labeled.numeric_labels()

@@ -93,28 +93,32 @@ def test_a_row_is_cls_a_sep_b_sep_and_padding(source):
 def test_true_pairs_are_consecutive_and_random_pairs_are_from_different_documents(source):
     masked_batches = batches(source, seq_len=61, batch_size=500, short_sequence_fraction=0.0)
     for t in (0, 7):
-        examples = masked_batches.running_example_numbers(t)
+        examples = masked_batches.rank_example_numbers(t)
         pairs, batch = masked_batches.pair_sampler(examples), masked_batches.batch(t)
-        in_a, in_b = source.document_at(pairs.a), source.document_at(pairs.b)
-        assert (in_a == source.document_at(pairs.a + pairs.n_a - 1)).all()
-        assert (in_b == source.document_at(pairs.b + pairs.n_b - 1)).all()
+        in_a, in_b = source.document_at(pairs.a_starts), source.document_at(pairs.b_starts)
+        assert (in_a == source.document_at(pairs.a_starts + pairs.a_lengths - 1)).all()
+        assert (in_b == source.document_at(pairs.b_starts + pairs.b_lengths - 1)).all()
         assert ((in_a != in_b) == pairs.is_random_next).all()
         is_true_next = ~pairs.is_random_next
-        assert (pairs.a + pairs.n_a == pairs.b)[is_true_next].all()
-        assert np.isin(pairs.b, source.boundaries).all()
+        assert (pairs.a_starts + pairs.a_lengths == pairs.b_starts)[is_true_next].all()
+        assert np.isin(pairs.b_starts, source.boundaries).all()
         assert batch.next_sentence_labels.tolist() == pairs.is_random_next.tolist()
         # The row contains the tokens of both segments.
         for row, ids in enumerate(unmasked(batch)):
-            a = source.read_spans_without_separators(pairs.a[row : row + 1], pairs.n_a[row : row + 1]).tolist()
-            b = source.read_spans_without_separators(pairs.b[row : row + 1], pairs.n_b[row : row + 1]).tolist()
+            a = source.read_spans_without_separators(
+                pairs.a_starts[row : row + 1], pairs.a_lengths[row : row + 1]
+            ).tolist()
+            b = source.read_spans_without_separators(
+                pairs.b_starts[row : row + 1], pairs.b_lengths[row : row + 1]
+            ).tolist()
             assert ids[1 : len(a) + 1].tolist() == a
             assert ids[len(a) + 2 : len(a) + 2 + len(b)].tolist() == b
 
 
 def test_random_and_true_pairs_have_the_same_length_distribution(source):
     masked_batches = batches(source, seq_len=61, batch_size=4000)
-    pairs = masked_batches.pair_sampler(masked_batches.running_example_numbers(0))
-    n = pairs.n_a + pairs.n_b
+    pairs = masked_batches.pair_sampler(masked_batches.rank_example_numbers(0))
+    n = pairs.a_lengths + pairs.b_lengths
     true_lengths, random_lengths = n[~pairs.is_random_next], n[pairs.is_random_next]
     assert abs(true_lengths.mean() - random_lengths.mean()) < 2
     assert (n == 58).mean() > 0.6
@@ -124,11 +128,13 @@ def test_random_and_true_pairs_have_the_same_length_distribution(source):
 def test_a_random_next_segment_of_a_duplicate_document_is_not_the_true_continuation(tmp_path):
     source = store_of(tmp_path, [*[document(1)] * 5, document(2)])
     masked_batches = batches(source, seq_len=61, batch_size=600)
-    pairs = masked_batches.pair_sampler(masked_batches.running_example_numbers(0))
-    is_duplicate = pairs.is_random_next & (source.document_at(pairs.a) < 5) & (source.document_at(pairs.b) < 5)
+    pairs = masked_batches.pair_sampler(masked_batches.rank_example_numbers(0))
+    is_duplicate = (
+        pairs.is_random_next & (source.document_at(pairs.a_starts) < 5) & (source.document_at(pairs.b_starts) < 5)
+    )
     assert is_duplicate.any()
-    length = source.document_span(np.array([0]))[1][0]
-    assert ((pairs.a + pairs.n_a) % length != pairs.b % length)[is_duplicate].all()
+    length = source.clipped_document_spans(np.array([0]))[1][0]
+    assert ((pairs.a_starts + pairs.a_lengths) % length != pairs.b_starts % length)[is_duplicate].all()
 
 
 def test_identical_documents_are_an_error(tmp_path):
@@ -174,8 +180,8 @@ def test_an_epoch_contains_nearly_all_tokens(source):
     counts = np.zeros(source.n_text_tokens, int)
     for epoch in range(8):
         pairs = masked_batches.pair_sampler(np.arange(n) + epoch * n)
-        assert (pairs.n_b == 0).all()
-        for a, length in zip(pairs.a, pairs.n_a, strict=True):
+        assert (pairs.b_lengths == 0).all()
+        for a, length in zip(pairs.a_starts, pairs.a_lengths, strict=True):
             counts[a : a + length] += 1
     assert (counts > 0).mean() > 0.99
     assert counts.mean() == pytest.approx(8, rel=0.05)
@@ -232,7 +238,7 @@ def test_documents_that_cannot_be_split_are_skipped(tmp_path):
     texts = ["w", "Word1x. Yy1.", "x", "Word2x. Yy2.", "y", "Word3x. Yy3.", "d", "Word4x. Yy4."]
     source = store_of(tmp_path, texts)
     pairs = batches(source, batch_size=97).pair_sampler(np.arange(97))
-    assert set(source.document_at(pairs.a)) == {1, 3, 5, 7}
+    assert set(source.document_at(pairs.a_starts)) == {1, 3, 5, 7}
     with pytest.raises(InputError, match=r"\b2 tokens"):
         batches(store_of(tmp_path / "none", list("wx")))
 
@@ -240,11 +246,11 @@ def test_documents_that_cannot_be_split_are_skipped(tmp_path):
 def test_a_text_without_periods_is_sampled_everywhere(tmp_path):
     source = store_of(tmp_path, [document(1).replace(".", " ") * 9, document(2)])
     masked_batches = batches(source, batch_size=400)
-    pairs = masked_batches.pair_sampler(masked_batches.running_example_numbers(0))
-    in_first = source.document_at(pairs.a) == 0
-    assert len(np.unique(pairs.a[in_first])) > 200
-    assert (pairs.n_a > 0).all()
-    assert (pairs.n_b > 0).all()
+    pairs = masked_batches.pair_sampler(masked_batches.rank_example_numbers(0))
+    in_first = source.document_at(pairs.a_starts) == 0
+    assert len(np.unique(pairs.a_starts[in_first])) > 200
+    assert (pairs.a_lengths > 0).all()
+    assert (pairs.b_lengths > 0).all()
 
 
 def test_invalid_settings_and_batch_numbers_are_errors(source):

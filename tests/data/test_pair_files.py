@@ -4,7 +4,7 @@ import lzma
 
 import pytest
 
-from qkv.data.pair_files import DeduplicatingPairFilter, PairFile, check_not_swapped
+from qkv.data.pair_files import EmptyUnevenDuplicatePairFilter, PairFile, check_languages_not_swapped
 from qkv.errors import InputError
 from tests.data.pair_corpus import reversed_pairs, write_tsv
 
@@ -46,7 +46,7 @@ def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
 
 
 def test_the_filter_counts_dropped_pairs_and_keeps_case_and_punctuation():
-    pair_filter = DeduplicatingPairFilter(max_length_ratio=2.0)
+    pair_filter = EmptyUnevenDuplicatePairFilter(max_length_ratio=2.0)
     valid = [("Go!", "¡Váyase ya!"), ("¿Qué?", "What?"), ("What?", "¿Qué?")]
     invalid = [("", "b"), ("a", ""), ("¿Qué?", "What?"), ("a" * 20, "b" * 41)]
     assert list(pair_filter([*valid, *invalid])) == valid
@@ -58,7 +58,9 @@ def test_swapped_languages_are_an_error_unless_both_sides_have_the_same_language
     pairs = reversed_pairs(50)
     swapped = [(target, source) for source, target in reversed_pairs(50, seed=1)]
     with pytest.raises(InputError, match=r"dev\.tsv: .*swapped"):
-        check_not_swapped(pairs, PairFile(source=write_tsv(tmp_path / "dev.tsv", swapped)).read(), name="dev.tsv")
-    check_not_swapped(pairs, reversed_pairs(50, seed=1), name="dev.tsv")
+        check_languages_not_swapped(
+            pairs, PairFile(source=write_tsv(tmp_path / "dev.tsv", swapped)).read(), name="dev.tsv"
+        )
+    check_languages_not_swapped(pairs, reversed_pairs(50, seed=1), name="dev.tsv")
     same_language = [(source, target.lower()) for source, target in pairs]
-    check_not_swapped(same_language, [(target, source) for source, target in same_language], name="dev.tsv")
+    check_languages_not_swapped(same_language, [(target, source) for source, target in same_language], name="dev.tsv")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from qkv.choices import TokenizerKind
 from qkv.data import TokenStore
 from qkv.data.documents import DocumentChunk
-from qkv.data.sentence_splitter import encode_sentences, split_sentences
-from qkv.data.sentence_store import SENTENCES_FILE, SentenceStore, prepare_sentences
+from qkv.data.sentence_splitter import encode_chunks_with_sentence_ends, split_sentences
+from qkv.data.sentence_store import SENTENCES_FILE, SentenceStore, prepare_sentence_store
 from qkv.errors import DiskError, InputError
 from qkv.text import train_tokenizer
 from tests.data.sentence_stores import N_DOCUMENTS, N_SENTENCES, document, sentence, small_store, store_of, tokenizer
@@ -62,7 +62,7 @@ def test_there_is_no_separator_between_the_chunks_of_a_document():
         DocumentChunk("\u200d", is_last=True),
     ]
     wordpiece = train_tokenizer(TokenizerKind.WORDPIECE, ["one two three four five ."], vocab_size=67, lowercase=True)
-    encoded = encode_sentences(wordpiece, chunks, end_id=3, dtype="uint16")
+    encoded = encode_chunks_with_sentence_ends(wordpiece, chunks, end_id=3, dtype="uint16")
     rows = [wordpiece.encode(text, add_special_tokens=False) for text in ("One two.", "Three four.", "Five.")]
     assert encoded.tokens.tolist()[: sum(map(len, rows)) + 3] == [n for row in rows for n in (*row, 3)]
     assert sum(encoded.lengths) == len(encoded.tokens)
@@ -77,7 +77,7 @@ def test_positions_only_count_text_tokens(tmp_path):
     starts, lengths = np.array([0, 17, store.n_text_tokens - 5]), np.array([41, 1, 5])
     expected = np.concatenate([text_ids[s : s + n] for s, n in zip(starts, lengths, strict=True)])
     assert store.read_spans_without_separators(starts, lengths).tolist() == expected.tolist()
-    first, end = store.document_span(np.array([7]))
+    first, end = store.clipped_document_spans(np.array([7]))
     text = tokenizer().decode(store.read_spans_without_separators(first, end - first).tolist())
     assert text.replace(" ", "") == document(7).lower().replace(" ", "")
     assert store.document_at(np.array([first[0] - 1, first[0], end[0] - 1, end[0]])).tolist() == [6, 7, 7, 8]
@@ -94,7 +94,7 @@ def test_several_shards_are_equivalent_to_one(tmp_path):
         texts = [document(number) for number in range(N_DOCUMENTS) if (number >= 11) == bool(half)]
         paths[-1].write_text("\n<|endoftext|>\n".join(texts))
     prepare_store(paths, tmp_path / "many", tokenizer=tokenizer(), sentences=True, shard_tokens=1)
-    many = prepare_sentences(paths, tmp_path / "many", tokenizer=tokenizer())
+    many = prepare_sentence_store(paths, tmp_path / "many", tokenizer=tokenizer())
     assert len(many.store.index.shards) == 2
     assert (many.boundaries == single.boundaries).all()
     starts = np.arange(0, single.n_text_tokens - 40, 31)
@@ -121,7 +121,7 @@ def test_a_store_of_few_documents_is_split_between_sentences(tmp_path):
     assert train.document_range == validation.document_range == range(1)
     assert validation.start in store.boundaries
     assert validation.n_text_tokens == pytest.approx(0.2 * store.n_text_tokens, abs=9)
-    assert [span.tolist() for span in train.document_span(np.array([0]))] == [[0], [train.stop]]
+    assert [span.tolist() for span in train.clipped_document_spans(np.array([0]))] == [[0], [train.stop]]
     with pytest.raises(InputError, match=r"\b50%"):
         store_of(tmp_path / "one", ["word"]).split(0.5)
 
@@ -143,7 +143,7 @@ def test_an_interrupted_preparation_is_resumed(tmp_path, monkeypatch):
             patch.setattr(os, "fsync", fsync)
             with pytest.raises(DiskError, match="No space left"):
                 small_store(folder)
-        resumed = prepare_sentences([folder / "text.txt"], folder / "store", tokenizer=tokenizer())
+        resumed = prepare_sentence_store([folder / "text.txt"], folder / "store", tokenizer=tokenizer())
         assert (resumed.boundaries == expected.boundaries).all()
         assert (resumed.store.read(0, 999) == expected.store.read(0, 999)).all()
 

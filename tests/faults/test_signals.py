@@ -46,8 +46,8 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
         "tokenizer": [(text_preparation, "train_tokenizer"), (pair_preparation, "train_tokenizer")],
         "store": [
             (text_preparation, "prepare_store"),
-            (bert, "prepare_sentences"),
-            (translation, "encode_and_delete_pair_texts"),
+            (bert, "prepare_sentence_store"),
+            (translation, "tokenize_and_delete_pair_texts"),
         ],
         "training": [(trainer.Trainer, "_compute_gradients")],
         "evaluation": [(trainer, "evaluate")],

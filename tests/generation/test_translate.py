@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.choices import CellKind, ScoreKind
+from qkv.choices import CellKind, RNNAttentionScore
 from qkv.config import BeamConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import (
@@ -39,7 +39,7 @@ def small_translator(kind, seed, vocab_size=VOCAB_SIZE):
         layers = {"n_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 2}
         return build_random_model(Seq2SeqConfig(**sizes, **layers, d_model=12, share_embeddings=False), seed)
     cell = CellKind.GRU if seed % 2 else CellKind.LSTM
-    layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "cell": cell, "attention": ScoreKind(kind)}
+    layers = {"n_encoder_layers": 1, "n_decoder_layers": 2, "cell": cell, "attention": RNNAttentionScore(kind)}
     return build_random_model(RNNConfig(**sizes, **layers, d_model=10), seed)
 
 

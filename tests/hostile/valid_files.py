@@ -19,7 +19,7 @@ from qkv.text import train_tokenizer
 from qkv.training import open_run
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.model_loader import ModelBundle
-from qkv.weights.save import StorageDType, save_hf, save_int8, save_native
+from qkv.weights.save import StorageDType, save_hf, save_native, save_native_int8
 from tests.data.pair_corpus import reversed_pairs
 from tests.faults.families import RECIPES, prepare_small_run, write_data
 from tests.hostile.mutations import mutate_bytes, mutate_json, mutate_safetensors
@@ -95,7 +95,7 @@ def _create_native(family: str, *, int8: bool = False) -> Callable[[Path], None]
     def create(folder: Path) -> None:
         task = tasks()[family]
         model = deepcopy(task.model).float()  # a copy, because other tests use the same model
-        (save_int8 if int8 else save_native)(ModelBundle(model, task.tokenizer), folder / "x")
+        (save_native_int8 if int8 else save_native)(ModelBundle(model, task.tokenizer), folder / "x")
 
     return create
 

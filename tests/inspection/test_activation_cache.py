@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.inspection import prepare_gpt_input_from_ids, prepare_input, run_with_cache
 from tests.agreement.model_strategies import assert_close
@@ -67,8 +67,8 @@ def test_the_decoder_input_is_the_target_shifted_right():
     assert model_input.sequence.ids == [example_task("seq2seq").decoder_start_id, *model_input.next_ids[:-1]]
     assert prepare_input(example_task("seq2seq"), TEXT, model_input.next_ids) == model_input
     cache = run_with_cache(example_task("seq2seq").model, model_input)
-    assert "".join(cache.attention_axis_tokens(AttentionKind.CROSS).tokens[:-1]).strip() == "the dog slept"
-    assert cache.query_labels(AttentionKind.DECODER)[1:] == cache.query_labels(AttentionKind.CROSS)[:-1]
+    assert "".join(cache.attention_axis_tokens(AttentionStack.CROSS).tokens[:-1]).strip() == "the dog slept"
+    assert cache.query_labels(AttentionStack.DECODER)[1:] == cache.query_labels(AttentionStack.CROSS)[:-1]
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "rnn"])
@@ -86,11 +86,11 @@ def test_a_word_of_a_translation_is_found_on_both_sides_of_the_decoder(family, t
     ends = [span[1] for span in model_input.generated.spans if span is not None]
     assert ends[-1] == len(model_input.generated.text.encode())
     assert model_input.sequence.spans[0] is None
-    assert model_input.attention_axis_tokens(AttentionKind.CROSS) is model_input.generated
-    assert model_input.attention_axis_tokens(AttentionKind.DECODER) is model_input.sequence
+    assert model_input.attention_axis_tokens(AttentionStack.CROSS) is model_input.generated
+    assert model_input.attention_axis_tokens(AttentionStack.DECODER) is model_input.sequence
     assert (
-        model_input.attention_axis_tokens(AttentionKind.ENCODER)
-        is model_input.attention_axis_tokens(AttentionKind.CROSS, is_key=True)
+        model_input.attention_axis_tokens(AttentionStack.ENCODER)
+        is model_input.attention_axis_tokens(AttentionStack.CROSS, is_key=True)
         is model_input.source
     )
 
@@ -105,9 +105,9 @@ def test_invalid_inputs_raise():
     with pytest.raises(ConfigError, match=r"prefill_length.*BERT"):
         run_with_cache(example_task("bert").model, example_input("bert"), prefill_length=1)
     with pytest.raises(InputError, match=r"layer 2.*\b2 layers \(0 … 1\)"):
-        run_with_cache(example_task("gpt").model, example_input("gpt")).weights(AttentionKind.SELF, 2)
+        run_with_cache(example_task("gpt").model, example_input("gpt")).weights(AttentionStack.SELF, 2)
     with pytest.raises(InputError, match=r"'cross'.*self"):
-        run_with_cache(example_task("gpt").model, example_input("gpt")).all_weights(AttentionKind.CROSS)
+        run_with_cache(example_task("gpt").model, example_input("gpt")).all_weights(AttentionStack.CROSS)
 
 
 def test_an_input_built_from_ids_has_the_same_tokens():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.choices import AttentionKind, HeadPattern
+from qkv.choices import AttentionStack, HeadPattern
 from qkv.config import GPTConfig
 from qkv.inspection import PATTERNS, TokenizedText, classify_heads, plot_view, run_with_cache
 from qkv.inspection.heads import best_pattern, pattern_target_masks, score_pattern
@@ -92,7 +92,7 @@ def test_all_heads_of_a_stack_are_scored(family):
         view = classify_heads(cache, stack)
         assert view.scores.shape == (*view.weights.shape[:2], len(PATTERNS))
         assert view.error < 1e-12
-        if stack is AttentionKind.CROSS:
+        if stack is AttentionStack.CROSS:
             assert view.n_queries[PATTERNS.index(HeadPattern.PREVIOUS)] == 0
 
 

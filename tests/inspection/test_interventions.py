@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from qkv.choices import AttentionKind, SpecialToken
+from qkv.choices import AttentionStack, SpecialToken
 from qkv.errors import InputError, TapError
 from qkv.inspection import (
     ActivationPatch,
@@ -47,8 +47,8 @@ def test_an_effect_contains_the_predictions_before_and_after():
     with ablate_head(model, "blocks.0.attention", 1), mask_attention(model, "blocks.*.attention", query=5, key=2):
         after = log_p("gpt")
     masks = [
-        HeadAblation(stack=AttentionKind.SELF, layer=0, head=1),
-        EdgeMask(stack=AttentionKind.SELF, query=5, key=2),
+        HeadAblation(stack=AttentionStack.SELF, layer=0, head=1),
+        EdgeMask(stack=AttentionStack.SELF, query=5, key=2),
     ]
     effect = measure_effect(model, task.tokenizer, example_input("gpt"), masks, position=5, n=3)
     of, at = example_input("gpt").sequence.labels[5], example_input("gpt").sequence.labels[2]
@@ -68,12 +68,12 @@ def test_an_effect_contains_the_predictions_before_and_after():
 
 @pytest.mark.parametrize(("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "cross")])
 def test_masking_in_one_layer_changes_predictions_of_every_family(family, stack):
-    mask = EdgeMask(stack=AttentionKind(stack), query=1, key=0, layer=1, head=2)
+    mask = EdgeMask(stack=AttentionStack(stack), query=1, key=0, layer=1, head=2)
     effect = measure_effect(example_task(family).model, example_task(family).tokenizer, example_input(family), [mask])
     assert float(effect.divergence.max()) > 0
     cache = run_with_cache(example_task(family).model, example_input(family))
-    assert f"layer 1, head 2: 1 {cache.query_labels(AttentionKind(stack))[1]} " in effect.changes[0]
-    assert effect.changes[0].endswith(f" 0 {cache.key_labels(AttentionKind(stack))[0]}")
+    assert f"layer 1, head 2: 1 {cache.query_labels(AttentionStack(stack))[1]} " in effect.changes[0]
+    assert effect.changes[0].endswith(f" 0 {cache.key_labels(AttentionStack(stack))[0]}")
     if family == "gpt":
         assert float(effect.divergence[0]) == pytest.approx(0, abs=1e-6)
 
@@ -82,14 +82,14 @@ def test_masking_in_one_layer_changes_predictions_of_every_family(family, stack)
     ("family", "stack"), [("gpt", "self"), ("bert", "self"), ("seq2seq", "decoder"), ("rnn", "cross")]
 )
 def test_a_mask_is_ineffective_exactly_where_attention_is_impossible(family, stack):
-    masks = [EdgeMask(stack=AttentionKind(stack), query=query, key=key) for query, key in ((2, 1), (1, 1), (1, 2))]
+    masks = [EdgeMask(stack=AttentionStack(stack), query=query, key=key) for query, key in ((2, 1), (1, 1), (1, 2))]
     into_the_future = masks[2:] if family in ("gpt", "seq2seq") else []
     assert find_ineffective_masks(example_task(family).model, example_input(family), masks) == into_the_future
     assert find_ineffective_masks(example_task(family).model, example_input(family), []) == []
     for position in ({"query": -1, "key": 0}, {"query": 0, "key": 97}):
         with pytest.raises(InputError, match=r"(query -1|key 97).*tokens"):
             find_ineffective_masks(
-                example_task(family).model, example_input(family), [EdgeMask(stack=AttentionKind(stack), **position)]
+                example_task(family).model, example_input(family), [EdgeMask(stack=AttentionStack(stack), **position)]
             )
 
 
@@ -177,7 +177,7 @@ def test_shares_exclude_the_sink():
     effect = coreference(task, text, pronoun="it", candidates=["cat", "mat"])
     cache = run_with_cache(task.model, prepare_input(task, text))
     query, *keys = effect.positions
-    row = cache.all_weights(AttentionKind.SELF).mean((0, 1))[query].mean(0)
+    row = cache.all_weights(AttentionStack.SELF).mean((0, 1))[query].mean(0)
     row[[0, -1]] = 0
     assert effect.attention == pytest.approx([float(row[model_input].sum() / row.sum()) for model_input in keys])
     assert all(0 < share < 1 for share in effect.rollout + effect.value_weighted)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import qkv
-from qkv.choices import AttentionKernel, PositionKind, ScoreKind
+from qkv.choices import AttentionKernel, PositionKind, RNNAttentionScore
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import InputError, TapError
 from qkv.inspection import AttentionRecord, intervene, mask_attention, record
@@ -233,7 +233,7 @@ def test_beams_that_share_a_source_are_recorded_as_separate_rows():
     assert attention_record.reconstruction_error < 1e-12
 
 
-@pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
+@pytest.mark.parametrize("kind", [RNNAttentionScore.DOT, RNNAttentionScore.GENERAL, RNNAttentionScore.ADDITIVE])
 def test_an_rnns_weights_are_recorded(kind):
     config = RNNConfig(vocab_size=23, source_vocab_size=19, d_model=10, attention=kind)
     model = build_random_model(config)

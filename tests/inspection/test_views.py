@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKind, NormPosition
+from qkv.choices import AttentionStack, NormPosition
 from qkv.errors import InputError
 from qkv.inspection import (
     attention_map,
@@ -78,7 +78,7 @@ def test_contributions_sum_to_the_logit_of_any_model(families):
         n = sum(
             len(cache.all_weights(stack)) * cache.all_weights(stack).shape[1]
             for stack in cache.stacks
-            if stack is not AttentionKind.ENCODER
+            if stack is not AttentionStack.ENCODER
         )
         assert len(attribution.names) == len(set(attribution.names)) == n + config_layers(config) + 2
 
@@ -94,7 +94,7 @@ def test_head_outputs_sum_to_the_attention_output_without_its_bias(config, seed)
     cache = run_random_model(config, seed)
     for layer in range(2):
         bias = getattr(cache.model.blocks[layer].attention.out_proj, "bias", None)
-        total = head_outputs(cache, AttentionKind.SELF, layer).sum(0) + (0 if bias is None else bias)
+        total = head_outputs(cache, AttentionStack.SELF, layer).sum(0) + (0 if bias is None else bias)
         assert_close(total, cache.get_activation(f"blocks.{layer}.attention_out"))
 
 
@@ -102,15 +102,15 @@ def test_head_outputs_sum_to_the_attention_output_without_its_bias(config, seed)
 def test_value_weighted_attention_is_the_norm_of_each_keys_contribution(config, seed):
     cache = run_random_model(config, seed)
     attention = cache.model.blocks[1].attention
-    (record,) = cache.attention_records(AttentionKind.SELF, 1)
-    result = value_weighted_attention(cache, AttentionKind.SELF, layer=1)
+    (record,) = cache.attention_records(AttentionStack.SELF, 1)
+    result = value_weighted_attention(cache, AttentionStack.SELF, layer=1)
     # The direct computation: all heads and keys except one are zeroed, and the layer projects the rest.
     for head, query, key in ((0, 6, 2), (5, 3, 3)):
         values = record.inputs.values[0, head // (6 // attention.head_config.n_kv_heads), key]
         single_head = torch.zeros_like(record.head_outputs)[:, :, :1]
         single_head[0, head, 0] = values * record.weights()[0, head, query, key]
-        output = attention.out_proj(attention._merge_heads(single_head)) - attention.out_proj(
-            attention._merge_heads(torch.zeros_like(single_head))
+        output = attention.out_proj(attention._concat_or_pool_heads(single_head)) - attention.out_proj(
+            attention._concat_or_pool_heads(torch.zeros_like(single_head))
         )
         assert float(result[head, query, key]) == pytest.approx(float(output.norm().detach()), abs=1e-9)
 
@@ -128,7 +128,7 @@ def test_shares_of_a_rollout_sum_to_one(family):
         result = attention_rollout(cache, stack)
         total = result.sequence.sum(-1) + (0 if result.source is None else result.source.sum(-1))
         assert_close(total, torch.ones_like(total))
-        assert (result.source is None) == (stack not in (AttentionKind.DECODER, AttentionKind.CROSS))
+        assert (result.source is None) == (stack not in (AttentionStack.DECODER, AttentionStack.CROSS))
 
 
 def test_merging_subwords_sums_columns_and_averages_rows():
@@ -266,7 +266,7 @@ def test_views_that_require_a_transformer_raise_for_an_rnn():
         lambda: attention_rollout(cache),
         lambda: compute_neuron_view(cache),
         lambda: residual_stream_norms(cache),
-        lambda: value_weighted_attention(cache, AttentionKind.CROSS, layer=0),
+        lambda: value_weighted_attention(cache, AttentionStack.CROSS, layer=0),
         lambda: logit_attribution(cache, tokenizer, position=0, token_id=0),
     ]:
         with pytest.raises(InputError, match="RNN"):

@@ -25,7 +25,7 @@ def test_seven_tokens_the_is_followed_by_the_order_of_this_person(seed):
 
 
 def test_bigram_inputs_cannot_distinguish_man_from_woman():
-    _, p = toy_head_7.train_head_and_predict_on(0, toy_head_7.bigram_next_token_distributions())
+    _, p = toy_head_7.train_head_and_predict_on(0, toy_head_7.bigram_distribution_by_position())
     assert p[0, 3, WORDS_7.index("chicken")] == pytest.approx(0.5, abs=0.01)
 
 

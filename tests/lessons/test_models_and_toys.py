@@ -59,7 +59,7 @@ SHUFFLED, REVERSED = torch.tensor([3, 0, 6, 2, 5, 1, 4]), torch.arange(7).flip(0
     ],
 )
 def test_permuting_the_input_permutes_the_output_only_if_the_model_ignores_order(kind, causal, order, depends_on_order):
-    difference = no_positions.permutation_difference(order, kind=kind, causal=causal)
+    difference = no_positions.permutation_equivariance_error(order, kind=kind, causal=causal)
     assert difference > 0.01 if depends_on_order else difference < 1e-12
 
 
@@ -89,9 +89,9 @@ def test_layer_norm_makes_all_keys_selectable(d):
 
 
 def test_the_majority_classifier_learns_and_layer_norm_aligns_its_query_with_the_ones_vector():
-    model, accuracy = majority.train_majority_classifier(normed=True, seed=0)
+    model, accuracy = majority.train_majority_classifier(layer_norm=True, seed=0)
     assert accuracy > 0.4  # random guessing gives 0.1
-    assert model.mean_abs_query_cosine_with_ones() > majority.random_cosine_with_ones(0)
+    assert model.input_space_query_cosine_with_ones() > majority.random_cosine_with_ones(0)
 
 
 def test_gradients_vanish_without_residuals_and_norms_but_not_with_both():
@@ -103,7 +103,7 @@ def test_gradients_vanish_without_residuals_and_norms_but_not_with_both():
 
 
 def test_gradients_vanish_with_distance_in_an_rnn_but_not_in_attention():
-    models = vanishing_gradients.build_sequence_models()
+    models = vanishing_gradients.build_recurrent_and_attention_layers()
     reach = {
         name: vanishing_gradients.relative_gradient_norm_by_distance(model)[-1].item() for name, model in models.items()
     }
@@ -114,27 +114,29 @@ def test_gradients_vanish_with_distance_in_an_rnn_but_not_in_attention():
 
 def test_the_causal_mask_is_the_only_difference_between_gpt_and_bert():
     past = torch.ones(6, 6).tril().T.bool()  # row: the token that was changed
-    assert torch.equal(causal_and_bidirectional.logit_change_norms(mask=True) > 1e-6, past)
-    assert (causal_and_bidirectional.logit_change_norms(mask=False) > 1e-6).all()
-    assert causal_and_bidirectional.difference_from_bert() < 1e-6
+    assert torch.equal(causal_and_bidirectional.logit_change_norms(causal=True) > 1e-6, past)
+    assert (causal_and_bidirectional.logit_change_norms(causal=False) > 1e-6).all()
+    assert causal_and_bidirectional.unmasked_gpt_and_bert_difference() < 1e-6
 
 
 def test_another_token_first_changes_a_residual_stream_in_the_first_attention():
-    gpt = residual_stream.build_gpt()
-    target_changes = residual_stream.stream_changes(gpt, position=residual_stream.SOURCE)[:, residual_stream.TARGET]
+    gpt = residual_stream.build_untrained_gpt()
+    target_changes = residual_stream.residual_change_norms(gpt, replaced_position=residual_stream.SOURCE)[
+        :, residual_stream.TARGET
+    ]
     assert target_changes[0] == 0
     assert (target_changes[1:] > 0.1).all()
 
 
 def test_masking_a_single_edge_leaves_indirect_paths_and_masking_all_edges_leaves_none():
-    gpt = residual_stream.build_gpt()
+    gpt = residual_stream.build_untrained_gpt()
     source, target = residual_stream.SOURCE, residual_stream.TARGET
     with residual_stream.mask_edges_to_source(gpt, queries=[target]):
-        indirect = residual_stream.stream_changes(gpt, position=source)[:, target]
+        indirect = residual_stream.residual_change_norms(gpt, replaced_position=source)[:, target]
     with residual_stream.mask_edges_to_source(
         gpt, queries=list(range(source + 1, len(residual_stream.SENTENCE_WORDS)))
     ):
-        blocked = residual_stream.stream_changes(gpt, position=source)[:, target]
+        blocked = residual_stream.residual_change_norms(gpt, replaced_position=source)[:, target]
     assert indirect[:4].max() == 0  # a longer path needs a second layer
     assert indirect[-1] > 0.1
     assert blocked.max() == 0
@@ -142,31 +144,34 @@ def test_masking_a_single_edge_leaves_indirect_paths_and_masking_all_edges_leave
 
 def test_encoder_decoder_and_cross_attention_attend_as_the_lectures_state():
     model = wirings.build_float64_seq2seq()
-    assert (who_sees_whom.changes_by_token(model, decoder=False) > 0).all()
-    assert torch.equal(who_sees_whom.changes_by_token(model, decoder=True) > 0, torch.ones(5, 5).tril().bool())
-    assert (who_sees_whom.changes_by_encoder_state(model) > 0).all()
+    assert (who_sees_whom.state_changes_by_replaced_token(model, decoder=False) > 0).all()
+    assert torch.equal(
+        who_sees_whom.state_changes_by_replaced_token(model, decoder=True) > 0, torch.ones(5, 5).tril().bool()
+    )
+    assert (who_sees_whom.decoder_changes_by_encoder_state(model) > 0).all()
 
 
 def test_the_cross_mask_on_the_slide_hides_later_source_states():
     causal = CAUSAL.to_dense(5, 5, torch.device("cpu"))[0, 0].int()
-    rule = who_sees_whom.lecture_c_cross_mask(causal, torch.ones(5, dtype=torch.int)).bool()
+    rule = who_sees_whom.buggy_lecture_c_cross_mask(causal, torch.ones(5, dtype=torch.int)).bool()
     is_visible = (
-        who_sees_whom.changes_by_encoder_state(wirings.build_float64_seq2seq(), Mask(dense=rule[None, None])) > 0
+        who_sees_whom.decoder_changes_by_encoder_state(wirings.build_float64_seq2seq(), Mask(dense=rule[None, None]))
+        > 0
     )
     assert torch.equal(is_visible, torch.ones(5, 5).tril().bool())
     with pytest.raises(UnboundLocalError, match="padding_mask"):
-        who_sees_whom.lecture_c_cross_mask(causal)
+        who_sees_whom.buggy_lecture_c_cross_mask(causal)
 
 
 def test_every_decoder_layer_reads_the_last_encoder_layer():
     measured = wirings.max_cross_attention_key_differences(wirings.build_float64_seq2seq()) == 0
-    assert [name for name, wiring in wirings.candidate_wirings().items() if torch.equal(wiring, measured)] == [
+    assert [name for name, wiring in wirings.quiz_answer_wirings().items() if torch.equal(wiring, measured)] == [
         "last encoder layer → every decoder layer"
     ]
 
 
 def test_the_bigram_table_equals_the_slide():
-    x = toy_head_5.next_token_frequencies_by_position()
+    x = toy_head_5.bigram_distribution_by_position()
     assert x[1].tolist() == x[4].tolist() == [0, 0, 0.5, 0.5, 0]
     assert x[5].tolist() == [1, 0, 0, 0, 0]
     assert torch.equal(x[:, toy_head_5.MAN_ID], x[:, toy_head_5.CHICKEN_ID])
@@ -174,15 +179,15 @@ def test_the_bigram_table_equals_the_slide():
 
 @pytest.mark.parametrize(("last_row", "distance"), [(1.0, 1.0), (0.0, 2.0)])
 def test_no_combination_of_bigram_rows_equals_the_target(last_row, distance):
-    x = toy_head_5.next_token_frequencies_by_position()
+    x = toy_head_5.bigram_distribution_by_position()
     x[-1, 0] = last_row
-    best = toy_head_5.least_squares_row_combinations(x)
+    best = toy_head_5.least_squares_fit_to_target(x)
     assert (best - toy_head_5.target_table()).square().sum().item() == pytest.approx(distance, abs=1e-5)
     assert best[1, 2:4].tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_man_and_woman_have_equal_rows_in_the_seven_token_bigram_table():
-    x = toy_head_7.bigram_next_token_distributions()
+    x = toy_head_7.bigram_distribution_by_position()
     assert torch.equal(x[0, :4], x[1, :4])
     assert x.sum(-1).unique().tolist() == [1]
 
@@ -205,9 +210,9 @@ def test_a_matrix_product_costs_2nmk_flops():
 
 
 def test_the_encoder_decoder_flops_equal_the_formula(capsys):
-    measured = quiz_cost.print_answers_and_return_flops(0)
-    assert measured["encoder"] == [2 * (24 * m * 64**2 + 4 * m**2 * 64) for m in quiz_cost.SOURCE_LENGTHS]
-    m_64, m_128, m_256, _ = measured["decoder"]
+    measured = quiz_cost.print_quiz_cost_answers(0)
+    assert measured.encoder == [2 * (24 * m * 64**2 + 4 * m**2 * 64) for m in quiz_cost.SOURCE_LENGTHS]
+    m_64, m_128, m_256, _ = measured.decoder
     assert m_256 - m_128 == 2 * (m_128 - m_64)  # linear in m, without an m² term
     rows = [
         line.split() for line in capsys.readouterr().out.split("encoder–decoder with source length")[1].splitlines()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qkv.config import BERTConfig, GPTConfig
-from qkv.errors import CacheError, ConfigError, ContextLengthError, InputError, ShapeError
+from qkv.errors import ConfigError, ContextLengthError, InputError, KVCacheError, ShapeError
 from qkv.models import BERT, GPT
 from tests.agreement.model_strategies import assert_close, build_random_model, random_ids
 
@@ -56,12 +56,12 @@ def test_empty_input_is_rejected(model, shape, message):
 def test_a_full_cache_is_rejected(model):
     cache = model.new_cache(batch=3, capacity=5)
     model(random_ids(1, 3, 4), cache=cache)
-    with pytest.raises(CacheError, match=r"\b5\b.*\b6\b"):
+    with pytest.raises(KVCacheError, match=r"\b5\b.*\b6\b"):
         model(random_ids(1, 3, 2), cache=cache)
 
 
 def test_a_cache_with_another_batch_size_is_rejected(model):
-    with pytest.raises(CacheError, match=r"batch=2\b.*batch=3\b"):
+    with pytest.raises(KVCacheError, match=r"batch=2\b.*batch=3\b"):
         model(random_ids(1, 3, 4), cache=model.new_cache(batch=2))
 
 
@@ -79,7 +79,7 @@ def test_a_rejected_forward_pass_leaves_the_cache_unchanged(model, ids, attentio
     start, more = random_ids(1, 3, 4), random_ids(2, 3, 2)
     cache = model.new_cache(batch=3, capacity=6)
     model(start, cache=cache)
-    with pytest.raises((InputError, CacheError)):
+    with pytest.raises((InputError, KVCacheError)):
         model(ids, attention_mask=attention_mask, cache=cache)
     assert_close(model(more, cache=cache), model(torch.cat((start, more), dim=1))[:, 4:])
 
@@ -105,7 +105,7 @@ def test_masks_of_the_wrong_shape_are_rejected(model, name, unchecked):
 
 @pytest.mark.parametrize(("batch", "capacity"), [(0, 5), (3, 0)])
 def test_an_empty_batch_or_capacity_is_rejected(model, batch, capacity):
-    with pytest.raises(CacheError, match=rf"batch={batch}\b.*capacity={capacity}\b"):
+    with pytest.raises(KVCacheError, match=rf"batch={batch}\b.*capacity={capacity}\b"):
         model.new_cache(batch=batch, capacity=capacity)
 
 
@@ -160,5 +160,5 @@ def test_an_integer_attention_mask_is_rejected(model, unchecked):
 
 def test_the_cache_of_another_model_is_rejected(model):
     deeper = GPT(model.config.replace(n_layers=5)).double()
-    with pytest.raises(CacheError, match=r"\b5 layers\b.*\b2\b"):
+    with pytest.raises(KVCacheError, match=r"\b5 layers\b.*\b2\b"):
         model(random_ids(1, 3, 7), cache=deeper.new_cache(batch=3))

@@ -2,18 +2,18 @@
 
 import torch
 
-from qkv.models.inputs import build_mask, position_ids
+from qkv.models.inputs import build_mask, position_ids_reserving_cache
 
 
 def positions_of(**rows):
     inputs = {name: torch.tensor([row]) for name, row in rows.items()}
     first = next(iter(inputs.values()))
-    return position_ids(torch.zeros(first.shape, dtype=torch.long), **inputs)[0].tolist()
+    return position_ids_reserving_cache(torch.zeros(first.shape, dtype=torch.long), **inputs)[0].tolist()
 
 
 def test_positions_are_indices_without_padding():
     assert positions_of(attention_mask=[True, True, True]) == [0, 1, 2]
-    assert position_ids(torch.zeros(1, 3, dtype=torch.long)).tolist() == [[0, 1, 2]]
+    assert position_ids_reserving_cache(torch.zeros(1, 3, dtype=torch.long)).tolist() == [[0, 1, 2]]
 
 
 def test_padding_does_not_count_as_a_position():
@@ -43,7 +43,7 @@ def test_a_mask_without_rules_is_none():
 
 def test_a_sliding_window_does_not_count_padding():
     attention_mask = torch.tensor([[True, False, False, True]])
-    positions = position_ids(torch.zeros(1, 4, dtype=torch.long), attention_mask=attention_mask)
+    positions = position_ids_reserving_cache(torch.zeros(1, 4, dtype=torch.long), attention_mask=attention_mask)
     mask = build_mask(positions, causal=True, sliding_window=2, attention_mask=attention_mask)
     visible = mask.to_dense(4, 4, torch.device("cpu"))
     assert visible[0, 0, 3].tolist() == [True, False, False, True]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qkv.choices import CellKind, ScoreKind
+from qkv.choices import CellKind, RNNAttentionScore
 from qkv.config import RNNConfig
 from qkv.errors import ContextLengthError, InputError, ShapeError
 from tests.agreement.model_strategies import assert_close, build_random_model, random_ids, random_source_ids
@@ -17,7 +17,7 @@ def model():
 
 
 @pytest.mark.parametrize("cell", CellKind)
-@pytest.mark.parametrize("attention", ScoreKind)
+@pytest.mark.parametrize("attention", RNNAttentionScore)
 @pytest.mark.parametrize("n_layers", [1, 3])
 def test_every_target_position_gets_a_logit_for_every_token(cell, attention, n_layers):
     config = RNNConfig(**SMALL, cell=cell, attention=attention, n_decoder_layers=n_layers, n_encoder_layers=2)
@@ -41,13 +41,13 @@ def test_a_single_step_continues_from_a_state(cell):
 
 
 def test_without_attention_the_decoder_depends_only_on_the_initial_state():
-    model = build_random_model(RNNConfig(**SMALL, attention=ScoreKind.NONE))
+    model = build_random_model(RNNConfig(**SMALL, attention=RNNAttentionScore.NONE))
     ids, start = random_ids(1, 3, 7), model.encode(random_source_ids(1, 3, 5))
     other = model.encode(random_source_ids(9, 3, 5))
     assert_close(model.decode(ids, start.source, start.state)[0], model.decode(ids, other.source, start.state)[0])
 
 
-@pytest.mark.parametrize("attention", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
+@pytest.mark.parametrize("attention", [RNNAttentionScore.DOT, RNNAttentionScore.GENERAL, RNNAttentionScore.ADDITIVE])
 def test_with_attention_the_decoder_depends_on_every_source_state(attention):
     model = build_random_model(RNNConfig(**SMALL, attention=attention))
     ids, start = random_ids(1, 3, 7), model.encode(random_source_ids(1, 3, 5))

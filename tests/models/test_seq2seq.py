@@ -5,7 +5,7 @@ import torch
 
 import qkv
 from qkv.config import Seq2SeqConfig
-from qkv.errors import CacheError, ContextLengthError, InputError, ShapeError
+from qkv.errors import ContextLengthError, InputError, KVCacheError, ShapeError
 from qkv.nn import Source
 from tests.agreement.model_strategies import assert_close, build_random_model, random_ids, random_source_ids
 
@@ -78,11 +78,11 @@ def test_a_rejected_step_leaves_the_cache_unchanged(model):
     model.decode(ids[:, :2], source, cache=cache)
     with pytest.raises(InputError, match="id 99"):
         model.decode(torch.full((3, 1), 99), source, cache=cache)
-    with pytest.raises(CacheError, match=r"\b4\b.*\b5\b"):
+    with pytest.raises(KVCacheError, match=r"\b4\b.*\b5\b"):
         model.decode(ids[:, :3], source, cache=cache)
     with pytest.raises(ShapeError, match=r"\b3\b.*\b2\b"):
         model.decode(ids[:, 2:], model.encode(random_source_ids(1, 2, 5)), cache=cache)
-    with pytest.raises(CacheError, match=r"3 × 5\b"):
+    with pytest.raises(KVCacheError, match=r"3 × 5\b"):
         model.decode(ids[:, 2:], model.encode(random_source_ids(2, 3, 5)), cache=cache)
     assert_close(model.decode(ids[:, 2:], source, cache=cache), model.decode(ids, source)[:, 2:])
 

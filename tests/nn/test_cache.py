@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.config import GPTConfig
-from qkv.errors import CacheError
+from qkv.errors import KVCacheError
 from qkv.models import GPT
 from qkv.nn import KVCache, LayerSourceCache
 
@@ -50,7 +50,7 @@ def test_n_bytes_includes_the_source_cache_once_it_is_filled():
     cache = new_cache()
     before = cache.n_bytes
     keys, values = random_keys_values(3)
-    cache.sources[0].fetch(lambda: (keys, values))
+    cache.sources[0].get_or_compute(lambda: (keys, values))
     assert cache.n_bytes == before + BATCH * KV_HEADS * 3 * (D_HEAD + D_VALUE) * 4
 
 
@@ -126,7 +126,7 @@ def test_dropping_the_longest_row_frees_capacity():
     cache.reorder(torch.tensor([1, 2]))
     assert cache.n_filled == 4
     cache.reserve(batch=2, n_new=7)
-    with pytest.raises(CacheError, match=r"\b11\b.*\b12\b"):
+    with pytest.raises(KVCacheError, match=r"\b11\b.*\b12\b"):
         cache.reserve(batch=2, n_new=1)
 
 
@@ -155,7 +155,7 @@ def test_a_source_is_computed_once():
         return random_keys_values(3)
 
     source = LayerSourceCache()
-    first, second = source.fetch(compute), source.fetch(compute)
+    first, second = source.get_or_compute(compute), source.get_or_compute(compute)
     assert calls == [1]
     assert torch.equal(first[0], second[0])
 
@@ -163,7 +163,7 @@ def test_a_source_is_computed_once():
 def test_a_full_cache_refuses_more_and_stays_as_it_was():
     cache = new_cache()
     cache.reserve(batch=BATCH, n_new=9)
-    with pytest.raises(CacheError, match=r"\b11\b.*\b12\b"):
+    with pytest.raises(KVCacheError, match=r"\b11\b.*\b12\b"):
         cache.reserve(batch=BATCH, n_new=3)
     assert cache.n_filled == 9
     assert cache.lengths.tolist() == [9] * BATCH
@@ -174,22 +174,22 @@ def test_a_ragged_cache_is_full_when_its_longest_row_is():
     cache = new_cache()
     cache.reserve(batch=BATCH, n_new=11, attention_mask=torch.arange(11) < torch.tensor([[9], [4], [1]]))
     cache.reserve(batch=BATCH, n_new=3, attention_mask=torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool())
-    with pytest.raises(CacheError, match=r"\b11\b.*\b12\b"):
+    with pytest.raises(KVCacheError, match=r"\b11\b.*\b12\b"):
         cache.reserve(batch=BATCH, n_new=1)
 
 
 def test_another_batch_is_rejected():
-    with pytest.raises(CacheError, match=r"batch=3\b.*batch=2\b"):
+    with pytest.raises(KVCacheError, match=r"batch=3\b.*batch=2\b"):
         new_cache().reserve(batch=2, n_new=1)
 
 
 def test_an_empty_batch_or_capacity_is_rejected():
-    with pytest.raises(CacheError, match=r"batch=0\b.*capacity=11\b"):
+    with pytest.raises(KVCacheError, match=r"batch=0\b.*capacity=11\b"):
         new_cache(batch=0)
 
 
 def test_append_without_reserve_is_rejected():
-    with pytest.raises(CacheError, match=r"KVCache\.reserve"):
+    with pytest.raises(KVCacheError, match=r"KVCache\.reserve"):
         new_cache().layers[0].append(*random_keys_values(1))
 
 
@@ -198,28 +198,28 @@ def test_keys_of_another_model_are_rejected():
     cache.reserve(batch=BATCH, n_new=1)
     keys, values = random_keys_values(1)
     # Broadcasting would silently write one head to all five.
-    with pytest.raises(CacheError, match=r"keys\b.*\b5\b.*\b7\b.*\b1\b.*\b7\b"):
+    with pytest.raises(KVCacheError, match=r"keys\b.*\b5\b.*\b7\b.*\b1\b.*\b7\b"):
         cache.layers[0].append(keys[:, :1], values[:, :1])
-    with pytest.raises(CacheError, match=r"values\b.*\b5\b.*\b4\b.*\b5\b.*\b3\b"):
+    with pytest.raises(KVCacheError, match=r"values\b.*\b5\b.*\b4\b.*\b5\b.*\b3\b"):
         cache.layers[0].append(keys, values[..., :3])
 
 
 def cache_filled_from(states: torch.Tensor) -> KVCache:
     cache = new_cache()
-    cache.check_source(states)
-    cache.sources[0].fetch(lambda: random_keys_values(states.shape[1], batch=len(states)))
+    cache.check_and_store_source(states)
+    cache.sources[0].get_or_compute(lambda: random_keys_values(states.shape[1], batch=len(states)))
     return cache
 
 
 def test_a_different_source_is_rejected_once_the_cache_is_filled():
     states = torch.randn(2, 3, 13)
     cache = cache_filled_from(states)
-    with pytest.raises(CacheError, match=r"2 × 3\b.*2 × 5\b"):
-        cache.check_source(torch.randn(2, 5, 13))
-    with pytest.raises(CacheError, match=r"2 × 3\b"):
-        cache.check_source(torch.randn(2, 3, 13))
-    cache.check_source(states)
-    cache.check_source(states.clone())
+    with pytest.raises(KVCacheError, match=r"2 × 3\b.*2 × 5\b"):
+        cache.check_and_store_source(torch.randn(2, 5, 13))
+    with pytest.raises(KVCacheError, match=r"2 × 3\b"):
+        cache.check_and_store_source(torch.randn(2, 3, 13))
+    cache.check_and_store_source(states)
+    cache.check_and_store_source(states.clone())
 
 
 def test_a_reordered_source_is_accepted():
@@ -227,8 +227,8 @@ def test_a_reordered_source_is_accepted():
     cache = cache_filled_from(states)
     keys, values = cache.sources[0].keys_values
     cache.sources[0].keys_values = keys[rows], values[rows]
-    cache.check_source(states[rows])
-    cache.check_source(states[rows])
+    cache.check_and_store_source(states[rows])
+    cache.check_and_store_source(states[rows])
 
 
 def test_a_growing_cache_equals_a_preallocated_one():
@@ -246,7 +246,7 @@ def test_a_growing_cache_equals_a_preallocated_one():
             assert torch.equal(expected.keys[:, :, : growing.n_filled], actual.keys[:, :, : growing.n_filled])
             assert torch.equal(expected.values[:, :, : growing.n_filled], actual.values[:, :, : growing.n_filled])
     assert n_slots == [2, 2, 4, 7, 10, 11]
-    with pytest.raises(CacheError, match=r"\b11\b.*\b12\b"):
+    with pytest.raises(KVCacheError, match=r"\b11\b.*\b12\b"):
         growing.reserve(batch=BATCH, n_new=1)
 
 

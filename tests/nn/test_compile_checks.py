@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qkv.nn.compile_checks import can_fuse_linear_gelu, is_compiled_for_inference
+from qkv.nn.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
 
 
 class OnGPU(torch.Tensor):
@@ -47,7 +47,7 @@ def test_linear_gelu_is_fused_on_hopper_with_a_tile_per_multiprocessor(n_rows, s
     x = torch.empty(1, n_rows, shape[1], dtype=torch.bfloat16).as_subclass(OnGPU)
     weight = torch.empty(shape, dtype=torch.bfloat16)
     with torch.no_grad():
-        assert can_fuse_linear_gelu(x, weight) is pays
-        assert not can_fuse_linear_gelu(x, weight.float())
+        assert should_fuse_linear_gelu_for_inference(x, weight) is pays
+        assert not should_fuse_linear_gelu_for_inference(x, weight.float())
         monkeypatch.setattr(torch.version, "hip", "7.0")
-        assert not can_fuse_linear_gelu(x, weight)
+        assert not should_fuse_linear_gelu_for_inference(x, weight)

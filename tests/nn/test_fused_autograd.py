@@ -8,7 +8,7 @@ from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
 from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feed_forward
-from qkv.nn.fused_autograd import fused_residual_and_norm, is_compiling_cuda_bf16_training
+from qkv.nn.fused_autograd import is_compiling_cuda_bf16_autocast_training, residual_and_bf16_norm_fused_backward
 from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
 pytestmark = TRITON_INTERPRETER_MARKS
@@ -33,7 +33,7 @@ def test_gelu_adds_its_bias_and_gives_both_gradients(kernels, width):
     bias = torch.randn(width, generator=generator)
     plain = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
     ours = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
-    wanted, found = F.gelu(plain[0] + plain[1]), kernels.biased_gelu(*ours)
+    wanted, found = F.gelu(plain[0] + plain[1]), kernels.biased_gelu_forward(*ours)
     torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-6)
     wanted.backward(grad_output)
     found.backward(grad_output)
@@ -71,7 +71,9 @@ def test_a_norms_gradients_are_added_to_those_of_the_stream(monkeypatch, norm, w
         return [start.grad, *(parameter.grad.clone() for parameter in part.parameters())]
 
     wanted = gradients(lambda start: (start.view_as(start), part(start.float()).bfloat16()))
-    for found, expected in zip(gradients(lambda start: fused_residual_and_norm(start, part)), wanted, strict=True):
+    for found, expected in zip(
+        gradients(lambda start: residual_and_bf16_norm_fused_backward(start, part)), wanted, strict=True
+    ):
         torch.testing.assert_close(
             found.float(), expected.float(), atol=0.02 if found.dtype is torch.bfloat16 else 1e-4, rtol=1e-2
         )
@@ -101,7 +103,7 @@ def test_gradients_of_a_model_equal_those_of_the_eager_implementation(kernels, m
 
     wanted = gradients(model)
     for module in (attention, feed_forward, block):
-        monkeypatch.setattr(module, "is_compiling_cuda_bf16_training", lambda _x: True)
+        monkeypatch.setattr(module, "is_compiling_cuda_bf16_autocast_training", lambda _x: True)
     monkeypatch.setattr(attention.Attention, "_should_fuse_qkv", lambda _self, _x: True)
     compiled_model = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
     found = gradients(compiled_model if compiled else model)
@@ -122,7 +124,7 @@ def test_only_compiled_bfloat16_training_on_a_gpu_counts_as_compiled_training(ot
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.bfloat16)
     x = torch.zeros(3)
-    assert is_compiling_cuda_bf16_training(x.as_subclass(OnGPU))
+    assert is_compiling_cuda_bf16_autocast_training(x.as_subclass(OnGPU))
     match other:
         case "not compiled":
             monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
@@ -131,4 +133,4 @@ def test_only_compiled_bfloat16_training_on_a_gpu_counts_as_compiled_training(ot
         case "float16":
             monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.float16)
     with torch.set_grad_enabled(other != "no gradients"):
-        assert not is_compiling_cuda_bf16_training(x if other == "cpu" else x.as_subclass(OnGPU))
+        assert not is_compiling_cuda_bf16_autocast_training(x if other == "cpu" else x.as_subclass(OnGPU))

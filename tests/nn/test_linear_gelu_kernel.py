@@ -44,7 +44,7 @@ def test_a_fused_feed_forward_gives_the_same_result_and_its_taps_still_work(kern
     layer.hidden.observe(hidden.append)
     with torch.no_grad():
         plain = layer(x)
-        monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
+        monkeypatch.setattr(feed_forward, "should_fuse_linear_gelu_for_inference", lambda *_: True)
         torch.testing.assert_close(layer(x), plain, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=1e-5)
 
@@ -73,7 +73,7 @@ def test_only_an_unmodified_up_proj_with_gelu_is_fused(changes, after, n_calls, 
     monkeypatch.setattr(
         linear_gelu_kernel, "fused_linear_gelu", lambda x, weight, bias: calls.append(1) or F.linear(x, weight, bias)
     )
-    monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
+    monkeypatch.setattr(feed_forward, "should_fuse_linear_gelu_for_inference", lambda *_: True)
     layer = FeedForward(24, 48, **{"activation": Activation.GELU} | changes)
     if after is not None:
         after(layer)
@@ -83,7 +83,7 @@ def test_only_an_unmodified_up_proj_with_gelu_is_fused(changes, after, n_calls, 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch.compile
 def test_a_compiled_graph_contains_the_kernel(kernel, monkeypatch):
-    monkeypatch.setattr(feed_forward, "can_fuse_linear_gelu", lambda *_: True)
+    monkeypatch.setattr(feed_forward, "should_fuse_linear_gelu_for_inference", lambda *_: True)
     layer, x = FeedForward(24, 48, activation=Activation.GELU), torch.randn(1, 13, 24)
     with torch.no_grad():
         found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)

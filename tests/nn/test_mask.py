@@ -72,7 +72,7 @@ def test_key_positions_shift_the_mask():
     assert not mask.is_causal_only
     expected = [[0, 1, 0], [0, 1, 1], [1, 1, 1]]
     assert dense_rows(mask, 3, 3) == expected
-    assert dense_rows(mask.materialize(3, 3, CPU), 3, 3) == expected
+    assert dense_rows(mask.materialize_if_kernel_needs_it(3, 3, CPU), 3, 3) == expected
 
 
 @given(st.booleans(), st.none() | st.integers(1, 6), st.booleans(), st.booleans())
@@ -92,13 +92,13 @@ def test_combined_rules_allow_only_what_every_rule_allows(causal, window, padded
             and (not packed or bool(DOCUMENTS[b, q] == DOCUMENTS[b, k]))
         )
         assert bool(table[b, 0, q, k]) == allowed
-    assert torch.equal(mask.materialize(5, 5, CPU).to_dense(5, 5, CPU).expand(2, 1, 5, 5), table)
+    assert torch.equal(mask.materialize_if_kernel_needs_it(5, 5, CPU).to_dense(5, 5, CPU).expand(2, 1, 5, 5), table)
 
 
 def test_only_a_square_causal_mask_is_not_materialized():
-    assert CAUSAL.materialize(5, 5, CPU).dense is None
-    assert Mask(causal=True, sliding_window=2).materialize(5, 5, CPU).dense is not None
-    assert Mask(causal=True, key_padding_mask=IS_TOKEN).materialize(5, 5, CPU).dense is not None
+    assert CAUSAL.materialize_if_kernel_needs_it(5, 5, CPU).dense is None
+    assert Mask(causal=True, sliding_window=2).materialize_if_kernel_needs_it(5, 5, CPU).dense is not None
+    assert Mask(causal=True, key_padding_mask=IS_TOKEN).materialize_if_kernel_needs_it(5, 5, CPU).dense is not None
 
 
 @pytest.mark.parametrize("kernel", list(AttentionKernel))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import SinusoidStyle
 from qkv.errors import ConfigError, ContextLengthError
-from qkv.nn import ConcatenatedPositions, LearnedPositions, SinusoidalPositions, sinusoidal_encoding
+from qkv.nn import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions, sinusoidal_encoding
 
 BATCH, N, D_MODEL = 2, 7, 10
 
@@ -75,7 +75,7 @@ def test_sinusoids_are_added_to_the_tokens(style):
 
 @styles
 def test_concatenated_positions_are_projected_to_the_models_width(style):
-    part, tokens = ConcatenatedPositions(D_MODEL, style=style), torch.randn(BATCH, N, D_MODEL)
+    part, tokens = ConcatenatedSinusoidalPositions(D_MODEL, style=style), torch.randn(BATCH, N, D_MODEL)
     assert sum(parameter.numel() for parameter in part.parameters()) == 2 * D_MODEL**2
     of_token, of_position = part.project.weight.split(D_MODEL, dim=1)
     expected = tokens @ of_token.T + sinusoidal_encoding(positions_range(), D_MODEL, style) @ of_position.T

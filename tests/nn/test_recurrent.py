@@ -5,19 +5,19 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from qkv.choices import CellKind, ScoreKind
+from qkv.choices import CellKind, RNNAttentionScore
 from qkv.errors import InputError
-from qkv.nn import AttentiveDecoder, Mask, RecurrentEncoder, StateAttention, recurrent
+from qkv.nn import AttentiveDecoder, BidirectionalRecurrentEncoder, Mask, StateAttention, recurrent
 
 BATCH, N, N_SOURCE, D_MODEL = 2, 5, 7, 6
 
 cells = pytest.mark.parametrize("cell", list(CellKind))
-kinds = pytest.mark.parametrize("kind", [ScoreKind.DOT, ScoreKind.GENERAL, ScoreKind.ADDITIVE])
+kinds = pytest.mark.parametrize("kind", [RNNAttentionScore.DOT, RNNAttentionScore.GENERAL, RNNAttentionScore.ADDITIVE])
 IS_TOKEN = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0]]).bool()
 
 
-def encoder(cell: CellKind, n_layers: int = 2) -> RecurrentEncoder:
-    return RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=3)
+def encoder(cell: CellKind, n_layers: int = 2) -> BidirectionalRecurrentEncoder:
+    return BidirectionalRecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=3)
 
 
 @cells
@@ -62,11 +62,11 @@ def test_a_row_without_tokens_is_rejected(cell):
 
 def reference_value(part: StateAttention, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     match part.kind:
-        case ScoreKind.DOT:
+        case RNNAttentionScore.DOT:
             return query @ key
-        case ScoreKind.GENERAL:
+        case RNNAttentionScore.GENERAL:
             return query @ part.k_proj.weight @ key
-        case ScoreKind.ADDITIVE:
+        case RNNAttentionScore.ADDITIVE:
             return part.score_proj.weight[0] @ torch.tanh(part.q_proj.weight @ query + part.k_proj.weight @ key)
     raise ValueError(part.kind)
 
@@ -103,7 +103,7 @@ def test_rows_that_share_a_source_equal_rows_with_repeated_sources(kind):
 
 
 @cells
-@pytest.mark.parametrize("kind", list(ScoreKind))
+@pytest.mark.parametrize("kind", list(RNNAttentionScore))
 def test_steps_one_by_one_equal_all_at_once(cell, kind):
     part = AttentiveDecoder(D_MODEL, cell=cell, n_layers=3, kind=kind)
     source = torch.randn(BATCH, N_SOURCE, D_MODEL)
@@ -121,7 +121,7 @@ def test_steps_one_by_one_equal_all_at_once(cell, kind):
 
 @cells
 def test_the_decoder_joins_context_and_state(cell):
-    part = AttentiveDecoder(D_MODEL, cell=cell, n_layers=1, kind=ScoreKind.DOT)
+    part = AttentiveDecoder(D_MODEL, cell=cell, n_layers=1, kind=RNNAttentionScore.DOT)
     source, x = torch.randn(BATCH, N_SOURCE, D_MODEL), torch.randn(BATCH, N, D_MODEL)
     first = tuple(torch.randn(1, BATCH, D_MODEL) for _ in range(1 if cell is CellKind.GRU else 2))
     recorded = []
@@ -132,7 +132,7 @@ def test_the_decoder_joins_context_and_state(cell):
 
 
 def test_without_attention_the_source_is_ignored():
-    part = AttentiveDecoder(D_MODEL, cell=CellKind.GRU, n_layers=1, kind=ScoreKind.NONE)
+    part = AttentiveDecoder(D_MODEL, cell=CellKind.GRU, n_layers=1, kind=RNNAttentionScore.NONE)
     x, first = torch.randn(BATCH, N, D_MODEL), (torch.randn(1, BATCH, D_MODEL),)
     output, other_output = (part(x, first, source=torch.randn(BATCH, N_SOURCE, D_MODEL))[0] for _ in range(2))
     assert torch.equal(output, other_output)
@@ -140,8 +140,8 @@ def test_without_attention_the_source_is_ignored():
 
 @pytest.mark.parametrize("cell", list(CellKind))
 def test_autocast_leaves_the_recurrence_in_its_own_precision(cell):
-    encoder = RecurrentEncoder(14, cell=cell, n_layers=2, n_decoder_layers=3)
-    decoder = AttentiveDecoder(14, cell=cell, n_layers=3, kind=ScoreKind.GENERAL)
+    encoder = BidirectionalRecurrentEncoder(14, cell=cell, n_layers=2, n_decoder_layers=3)
+    decoder = AttentiveDecoder(14, cell=cell, n_layers=3, kind=RNNAttentionScore.GENERAL)
     x, attention_mask = torch.randn(3, 5, 14), torch.arange(5) < torch.tensor([[5], [2], [4]])
     plain, _ = encoder(x, attention_mask)
     with torch.autocast("cpu", dtype=torch.bfloat16):

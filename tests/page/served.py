@@ -10,7 +10,7 @@ from pathlib import Path
 from qkv.choices import TokenizerKind
 from qkv.serving.explorer import Explorer
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.server import find_free_port_after, serve
+from qkv.serving.server import find_next_or_any_free_port, serve
 from tests.serving.explorer_client import tasks
 from tests.tasks.small_gpt import save_task, small_gpt
 from tests.training.runs import build_cpu_trainer, prepare_small_run
@@ -26,7 +26,9 @@ def main() -> None:
     build_cpu_trainer(prepared).train()
     paths = ["stories", str(gone), str(prepared.run.path)]
     explorer = Explorer(ModelRegistry(paths, memory={**small, "long": long}))
-    serve(explorer, port=find_free_port_after(8500), browser=False, ready=lambda address: print(address, flush=True))
+    serve(
+        explorer, port=find_next_or_any_free_port(8500), browser=False, ready=lambda address: print(address, flush=True)
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import nn
 
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
-from qkv.cost.optimizer_update import ParametersByOptimizer, split_parameters_by_optimizer
+from qkv.cost.optimizer_update import ParametersByOptimizer, split_device_parameters_by_optimizer
 from qkv.data.keyed_random import rank_row_range
 from qkv.data.masking import TokenMasker
 from qkv.data.pair_split import connected_components
@@ -30,13 +30,13 @@ from qkv.inspection.logit_attribution import _apply_frozen_norm
 from qkv.inspection.logit_lens import _apply_final_norm_and_unembedding
 from qkv.inspection.rollout import rollout_from_means
 from qkv.models import GPT
-from qkv.models.inputs import _document_offsets, position_ids
+from qkv.models.inputs import _document_offsets, position_ids_reserving_cache
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache
 from qkv.nn.dot_product_attention import AttentionInputs, masked_softmax
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm
-from qkv.nn.recurrent import RecurrentEncoder
+from qkv.nn.recurrent import BidirectionalRecurrentEncoder
 from qkv.nn.relative_positions import PositionInfo
 from qkv.text.encodings import encode_texts, encode_truncated
 from qkv.text.streaming_decoder import StreamingDecoder
@@ -217,7 +217,7 @@ def packed_documents_share_positions():
 def padding_takes_a_position():
     from tests.agreement.test_batching import test_gpt_padded_with_garbage_equals_unpadded as test
 
-    change_result(position_ids, lambda positions: torch.arange(positions.shape[1]).expand_as(positions))
+    change_result(position_ids_reserving_cache, lambda positions: torch.arange(positions.shape[1]).expand_as(positions))
     return test
 
 
@@ -225,7 +225,7 @@ def padding_takes_a_position():
 def rnn_encoder_reads_padding():
     from tests.agreement.test_batching import test_an_rnns_source_padded_with_garbage_equals_unpadded as test
 
-    original = RecurrentEncoder.forward
+    original = BidirectionalRecurrentEncoder.forward
     replace_everywhere(original, lambda self, x, _attention_mask=None: original(self, x, None))
     return test
 
@@ -535,7 +535,7 @@ def fsdp_does_not_shard_the_optimizer():
     from tests.cost.test_memory import test_fsdp_shards_the_state_and_ddp_replicates_it as test
 
     replace_everywhere(
-        split_parameters_by_optimizer,
+        split_device_parameters_by_optimizer,
         lambda _operations, n_parameters, _workload: ParametersByOptimizer(by_adamw=n_parameters),
     )
     return test

@@ -15,7 +15,7 @@ from qkv.choices import (
     NormPosition,
     PoolerActivation,
     PositionKind,
-    ScoreKind,
+    RNNAttentionScore,
     SinusoidStyle,
 )
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, RopeScaling, Seq2SeqConfig
@@ -133,7 +133,7 @@ def rnn_configs(draw) -> RNNConfig:
         n_encoder_layers=draw(st.integers(1, 3)),
         n_decoder_layers=draw(st.integers(1, 3)),
         cell=draw(st.sampled_from(CellKind)),
-        attention=draw(st.sampled_from(ScoreKind)),
+        attention=draw(st.sampled_from(RNNAttentionScore)),
         tie_embeddings=draw(st.booleans()),
         context_length=CONTEXT_LENGTH,
         dropout=0.1,

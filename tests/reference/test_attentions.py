@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.inspection import run_with_cache
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from tests.reference.published_configs import Case, bert, sides
@@ -46,11 +46,11 @@ def test_the_recorded_weights_equal_the_eager_attentions_of_transformers(name):
         answer = theirs(**inputs, output_attentions=True)
     if name == "marian":
         expected = {
-            AttentionKind.ENCODER: answer.encoder_attentions, AttentionKind.DECODER: answer.decoder_attentions,
-            AttentionKind.CROSS: answer.cross_attentions,
+            AttentionStack.ENCODER: answer.encoder_attentions, AttentionStack.DECODER: answer.decoder_attentions,
+            AttentionStack.CROSS: answer.cross_attentions,
         }  # fmt: skip
     else:
-        expected = {AttentionKind.SELF: answer.attentions}
+        expected = {AttentionStack.SELF: answer.attentions}
     assert list(expected) == cache.stacks
     for stack, layers in expected.items():
         weights = cache.all_weights(stack)

@@ -8,12 +8,12 @@ from qkv.choices import Activation, AttentionKernel, CellKind, NormPosition
 from qkv.nn import (
     CAUSAL,
     Attention,
+    BidirectionalRecurrentEncoder,
     Block,
     FeedForward,
     HeadConfig,
     LayerNorm,
     Mask,
-    RecurrentEncoder,
     RMSNorm,
     Source,
     use_attention_kernel,
@@ -217,7 +217,7 @@ def test_rms_norm_equals_torch_rms_norm(epsilon):
 def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell, n_layers):
     kind = nn.GRU if cell is CellKind.GRU else nn.LSTM
     theirs = randomized(kind(D_MODEL, D_MODEL // 2, n_layers, batch_first=True, bidirectional=True))
-    ours = randomized(RecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=2))
+    ours = randomized(BidirectionalRecurrentEncoder(D_MODEL, cell=cell, n_layers=n_layers, n_decoder_layers=2))
     ours.recurrence.load_state_dict(theirs.state_dict())
     # Row 0 is padded on the right, row 1 not at all, row 2 on the left; the padding contains random values.
     attention_mask = torch.tensor([[1] * 4 + [0] * 3, [1] * 7, [0] * 2 + [1] * 5]).bool()
@@ -235,7 +235,7 @@ def test_the_recurrent_encoder_equals_torch_run_row_by_row_without_padding(cell,
 
 @pytest.mark.parametrize(("cell", "step"), [(CellKind.GRU, gru_step), (CellKind.LSTM, lstm_step)])
 def test_the_manual_gate_equations_equal_the_recurrence(cell, step):
-    encoder = randomized(RecurrentEncoder(D_MODEL, cell=cell, n_layers=1, n_decoder_layers=1))
+    encoder = randomized(BidirectionalRecurrentEncoder(D_MODEL, cell=cell, n_layers=1, n_decoder_layers=1))
     x = random_tensor(1, N, D_MODEL)
     states, _ = encoder(x)
     weights = arrays(encoder)

@@ -230,21 +230,21 @@ def test_too_many_pending_requests_are_rejected():
     both = TestClient(
         create_app(backend, token=TOKEN, port=PORT, executor=executor), base_url=HERE, headers={"x-qkv-token": TOKEN}
     )
-    with backend.registry.find("gpt").lock, ThreadPoolExecutor(2) as pool, both:
+    with backend.registry.find_or_register_checkpoint("gpt").lock, ThreadPoolExecutor(2) as pool, both:
         first = pool.submit(both.post, "/api/run", json={"model": "gpt", "text": TEXT})
         wait_until(lambda: executor.n_pending > 0, "the first request has started")
         second = both.post("/api/run", json={"model": "bert", "text": TEXT})
         assert (second.status_code, "limit 1" in second.json()["error"]) == (429, True)
-        backend.registry.find("gpt").lock.release()
+        backend.registry.find_or_register_checkpoint("gpt").lock.release()
         assert first.result().status_code == 200
-        backend.registry.find("gpt").lock.acquire()
+        backend.registry.find_or_register_checkpoint("gpt").lock.acquire()
     assert executor.n_pending == 0
 
 
 def test_a_slow_request_times_out():
     backend = new_explorer()
     executor = RequestExecutor(timeout=0.1)
-    with backend.registry.find("gpt").lock:
+    with backend.registry.find_or_register_checkpoint("gpt").lock:
         response = client(backend, executor=executor).post("/api/run", json={"model": "gpt", "text": TEXT})
     assert response.status_code == 504
     assert "0.1 seconds" in response.json()["error"]
@@ -252,7 +252,7 @@ def test_a_slow_request_times_out():
 
 def test_a_request_that_timed_out_stops_waiting_for_the_model():
     backend, executor = new_explorer(), RequestExecutor(timeout=0.1)
-    lock = backend.registry.find("gpt").lock
+    lock = backend.registry.find_or_register_checkpoint("gpt").lock
     with lock:
         assert (
             client(backend, executor=executor).post("/api/run", json={"model": "gpt", "text": TEXT}).status_code == 504

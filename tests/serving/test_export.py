@@ -52,7 +52,7 @@ def test_npz_arrays_are_named_by_view_and_field():
     assert response.filename == "explorer.npz"
     file = np.load(io.BytesIO(response.body))
     np.testing.assert_allclose(
-        file["1_row_weights"], reference_cache("gpt").weights(qkv.choices.AttentionKind.SELF, 1)[:, 2], atol=2e-6
+        file["1_row_weights"], reference_cache("gpt").weights(qkv.choices.AttentionStack.SELF, 1)[:, 2], atol=2e-6
     )
     assert file["0_heads_thumbnails"].dtype == np.float32
     assert json.loads(str(file["responses"]))[0]["data"]["stack"] == "self"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.serving.app import gzip_compress
 from qkv.serving.frame_codec import WeightsToQuantize, decode_frame, encode_frame, encode_json_nan_as_null
 
@@ -45,7 +45,7 @@ def test_the_error_of_quantized_weights_is_at_most_0_004():
 
 def test_non_finite_numbers_are_null_in_json():
     assert (
-        encode_json_nan_as_null({"a": float("nan"), "b": float("inf"), "stack": AttentionKind.SELF})
+        encode_json_nan_as_null({"a": float("nan"), "b": float("inf"), "stack": AttentionStack.SELF})
         == b'{"a": null, "b": null, "stack": "self"}'
     )
 

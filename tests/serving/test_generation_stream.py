@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.choices import AlignmentLayerAveraging, AttentionKind
+from qkv.choices import AlignmentLayerAveraging, AttentionStack
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.cost import Precision, cache_bytes
 from qkv.cost.calibration import default_calibration_path, save_calibration
 from qkv.inspection import prepare_gpt_input_from_ids, run_with_cache
 from qkv.tasks import Translator
-from qkv.training.device_calibration import device_name
+from qkv.training.device_calibration import gpu_name_or_cpu_threads
 from tests.cost.synthetic_calibration import make_calibration
 from tests.serving.explorer_client import TEXT, explorer, get_data, split_frames, tasks
 from tests.tasks.small_translator import small_translator
@@ -42,7 +42,7 @@ def test_attention_is_the_row_of_the_query_that_chose_the_token(use_cache):
     task = tasks()["gpt"]
     cache = run_with_cache(task.model, prepare_gpt_input_from_ids(task, [*start["prompt"]["ids"], *end["ids"][:-1]]))
     for step in steps:
-        row = cache.all_weights(AttentionKind.SELF)[:, :, step["position"], : step["position"] + 1]
+        row = cache.all_weights(AttentionStack.SELF)[:, :, step["position"], : step["position"] + 1]
         np.testing.assert_allclose(step["attention"], row.numpy(), atol=2e-6)
 
 
@@ -189,7 +189,7 @@ def test_a_prompt_beyond_the_context_is_rejected_before_its_words_are_computed(m
 
 def test_predictions_use_the_calibration_of_the_same_device(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here = device_name(torch.device("cpu"))
+    here = gpu_name_or_cpu_threads(torch.device("cpu"))
     for name, is_here in (("cpu, 97 threads", False), (here, True)):
         save_calibration(make_calibration().replace(device=name), default_calibration_path(name, Precision.FLOAT32))
         assert (generate()[1][0]["predicted_ms"] is not None) is is_here

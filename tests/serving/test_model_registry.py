@@ -60,7 +60,7 @@ def test_a_run_folder_has_checkpoints_and_a_timeline(run_folder):
     assert timeline["scores"].shape == (len(steps), 2, 2, 6)
     assert len(timeline["losses"]) == len(steps)
     with pytest.raises(RequestError, match="@99"):
-        local.registry.find(f"{run_folder}@99")
+        local.registry.find_or_register_checkpoint(f"{run_folder}@99")
     assert len(get_data("/api/models", backend=local)["models"]) == 1, "checkpoints must not be listed as models"
 
 
@@ -124,5 +124,9 @@ def test_the_least_recently_used_weights_are_released(tmp_path, monkeypatch):
     folders = [save_task(tasks()["gpt"], tmp_path / name) for name in "abc"]
     registry = ModelRegistry(folders, zoo=False)
     for folder in folders:
-        registry.task(registry.find(str(folder)))
-    assert [registry.find(str(folder)).task is None for folder in folders] == [True, False, False]
+        registry.get_or_load_task(registry.find_or_register_checkpoint(str(folder)))
+    assert [registry.find_or_register_checkpoint(str(folder)).task is None for folder in folders] == [
+        True,
+        False,
+        False,
+    ]

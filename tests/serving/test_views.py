@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv import inspection
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.inspection import classify_heads, logit_lens, to_jsonable
 from tests.serving.explorer_client import (
     FAMILIES,
@@ -32,7 +32,7 @@ def test_a_run_has_tokens_predictions_and_the_error_of_the_weights(family):
     assert run["sequence"]["labels"] == cache.model_input.sequence.labels
     assert [stack["stack"] for stack in run["stacks"]] == STACKS[family]
     for stack in run["stacks"]:
-        shape = cache.weights(AttentionKind(stack["stack"]), 0).shape
+        shape = cache.weights(AttentionStack(stack["stack"]), 0).shape
         assert (stack["n_heads"], stack["n_queries"], stack["n_keys"]) == tuple(shape)
     assert run["error"] == pytest.approx(cache.attention_reconstruction_error, abs=1e-6)
     assert run["error"] < 1e-5
@@ -46,7 +46,7 @@ def test_a_run_has_tokens_predictions_and_the_error_of_the_weights(family):
 @pytest.mark.parametrize(("family", "stack"), EACH_STACK)
 def test_heads_equal_classify_heads(family, stack):
     found = get_data("/api/heads", {"run": post_run(family)["run"], "stack": stack})
-    expected = classify_heads(reference_cache(family), AttentionKind(stack))
+    expected = classify_heads(reference_cache(family), AttentionStack(stack))
     for name in ("scores", "entropy", "distance"):
         assert_close(found[name], getattr(expected, name), 1e-5)
     assert found["labels"] == to_jsonable(expected.labels)
@@ -57,8 +57,8 @@ def test_heads_equal_classify_heads(family, stack):
 @pytest.mark.parametrize(("family", "stack"), EACH_STACK)
 def test_quantized_weights_are_within_0_004_and_rows_are_exact(family, stack):
     run, cache = post_run(family)["run"], reference_cache(family)
-    for layer in range(cache.n_layers(AttentionKind(stack))):
-        expected = cache.weights(AttentionKind(stack), layer).numpy()
+    for layer in range(cache.n_layers(AttentionStack(stack))):
+        expected = cache.weights(AttentionStack(stack), layer).numpy()
         found = get_data("/api/attention", {"run": run, "stack": stack, "layer": layer})
         assert found["pool_size"] == 1
         assert found["weights"].shape == expected.shape
@@ -77,7 +77,7 @@ def test_the_first_stack_is_the_default():
 def test_the_neuron_view_contains_all_steps_from_products_to_weights(family, stack):
     wanted = {"layer": 1, "head": 2, "query": 3}
     found = get_data("/api/neuron", {"run": post_run(family)["run"], "stack": stack, **wanted})
-    expected = inspection.compute_neuron_view(reference_cache(family), AttentionKind(stack), **wanted)
+    expected = inspection.compute_neuron_view(reference_cache(family), AttentionStack(stack), **wanted)
     for name in ("q", "q_unrotated", "k", "k_unrotated", "products", "dots", "scaled", "scores", "weights"):
         assert_close(found[name], getattr(expected, name), 1e-5)
     assert_close(found["products"].sum(-1), found["dots"], 1e-4)
@@ -88,11 +88,11 @@ def test_residual_norms_and_attention_output_equal_inspection(family, stack):
     run = post_run(family)["run"]
     if stack != "cross":
         found = get_data("/api/residual", {"run": run, "stack": stack})
-        expected = inspection.residual_stream_norms(reference_cache(family), AttentionKind(stack))
+        expected = inspection.residual_stream_norms(reference_cache(family), AttentionStack(stack))
         assert_close(found["residual_norms"], expected.residual_norms, 1e-4)
         assert_close(found["sublayer_norms"], expected.sublayer_norms, 1e-4)
     write = get_data("/api/attention_output", {"run": run, "stack": stack, "layer": 1, "query": 2})
-    expected = inspection.value_weighted_attention(reference_cache(family), AttentionKind(stack), layer=1)[:, 2]
+    expected = inspection.value_weighted_attention(reference_cache(family), AttentionStack(stack), layer=1)[:, 2]
     assert_close(write["value_weighted"], expected.detach(), 1e-5)
     assert write["head_norms"].shape == (len(expected),)
 
@@ -126,9 +126,9 @@ def test_embeddings_have_a_point_for_every_depth(family):
 def test_maps_average_merge_words_and_remove_the_sink(family, stack):
     run, cache = post_run(family)["run"], reference_cache(family)
     body = {"run": run, "stack": stack}
-    assert_close(get_data("/api/map", body)["weights"], inspection.attention_map(cache, AttentionKind(stack)).weights)
+    assert_close(get_data("/api/map", body)["weights"], inspection.attention_map(cache, AttentionStack(stack)).weights)
     single = get_data("/api/map", {**body, "layer": 0, "head": 0})
-    assert_close(single["weights"], cache.weights(AttentionKind(stack), 0)[0])
+    assert_close(single["weights"], cache.weights(AttentionStack(stack), 0)[0])
     plain_words = get_data("/api/map", {**body, "merge_words": True})
     assert len(plain_words["queries"]) <= len(single["queries"])
     np.testing.assert_allclose(plain_words["weights"].sum(-1), 1, atol=1e-5)
@@ -141,11 +141,11 @@ def test_value_weighted_and_rollout_maps_equal_inspection(family, stack):
     view = get_data("/api/map", {"run": run, "stack": stack, "kind": "value-weighted", "layer": 1, "head": 1})
     assert_close(
         view["weights"],
-        inspection.value_weighted_attention(cache, AttentionKind(stack), layer=1)[1].detach(),
+        inspection.value_weighted_attention(cache, AttentionStack(stack), layer=1)[1].detach(),
         1e-5,
     )
     assert not view["is_share"]
-    through = inspection.attention_rollout(cache, AttentionKind(stack))
+    through = inspection.attention_rollout(cache, AttentionStack(stack))
     expected = through.source if stack == "cross" else through.sequence
     assert_close(get_data("/api/map", {"run": run, "stack": stack, "kind": "rollout"})["weights"], expected[-1], 1e-5)
 
@@ -165,7 +165,7 @@ def test_maps_of_long_texts_are_max_pooled(monkeypatch):
     p = found["pool_size"]
     assert p == -(-n // 4)
     assert found["weights"].shape[1] <= 4
-    exact = reference_cache("gpt").weights(AttentionKind.SELF, 0).numpy()
+    exact = reference_cache("gpt").weights(AttentionStack.SELF, 0).numpy()
     assert np.abs(found["weights"][:, -1, 0] - exact[:, (n - 1) // p * p :, :p].max((1, 2))).max() <= 0.004
     labels = get_data("/api/map", {"run": run["run"]})["queries"]
     assert labels == run["sequence"]["labels"][::p]

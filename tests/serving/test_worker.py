@@ -130,7 +130,7 @@ def connected_state():
 
 def test_a_cancelled_request_stops_waiting_for_the_model(connected_state):
     state, connection = connected_state
-    with state.explorer.registry.find("gpt").lock:
+    with state.explorer.registry.find_or_register_checkpoint("gpt").lock:
         connection.send(_WorkerRequest(number=3, path="/api/run", body={"model": "gpt", "text": TEXT}))
         wait_until(lambda: 3 in state.cancel_events, "the request has started")
         state.cancel(3)

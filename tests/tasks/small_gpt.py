@@ -8,7 +8,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import GPTConfig
 from qkv.tasks import LanguageModel
 from qkv.text import Tokenizer, save_tokenizer
-from qkv.weights.atomic_folder import write_folder
+from qkv.weights.atomic_folder import write_folder_atomically_with_manifest
 from tests.agreement.model_strategies import build_random_model
 from tests.text.samples import trained
 
@@ -30,6 +30,8 @@ def save_task(task: LanguageModel, folder: Path) -> Path:
     """Save in float32, so that the loaded weights differ in the last digits."""
     tensors = {name: tensor.float() for name, tensor in task.model.named_parameters()}
     settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
-    write_folder(folder, tensors={"model.safetensors": tensors}, text_files={"config.json": settings})
+    write_folder_atomically_with_manifest(
+        folder, tensors={"model.safetensors": tensors}, text_files={"config.json": settings}
+    )
     save_tokenizer(task.tokenizer, folder)
     return folder

@@ -15,7 +15,7 @@ from qkv.generation.decoder import right_pad_sequences
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
-from qkv.weights.atomic_folder import write_folder
+from qkv.weights.atomic_folder import write_folder_atomically_with_manifest
 from tests.learning.training_loop import train_on_samples
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
@@ -79,6 +79,6 @@ def _train_translator(
 def save_translator(task: Translator, folder: Path) -> Path:
     settings = json.dumps(task.model.config.model_dump(mode="json", exclude_none=True))
     tensors = {"model.safetensors": dict(task.model.named_parameters())}
-    write_folder(folder, tensors=tensors, text_files={"config.json": settings})
+    write_folder_atomically_with_manifest(folder, tensors=tensors, text_files={"config.json": settings})
     save_tokenizer(task.tokenizer, folder)
     return folder

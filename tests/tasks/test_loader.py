@@ -8,7 +8,7 @@ from qkv.errors import InputError
 from qkv.tasks import load, load_pretrained, resolve_or_download_model_folder
 from qkv.tasks.loader import locate_or_download_checkpoint
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.save import save_hf, save_int8
+from qkv.weights.save import save_hf, save_native_int8
 from qkv.zoo import read_model_card, shipped_model_folders
 from tests.weights.loaded_models import assert_same_weights, random_model
 
@@ -37,7 +37,7 @@ def test_an_unknown_name_suggests_the_closest_shipped_model(name, hint):
     assert ("did you mean" in str(raised.value)) == bool(hint)
 
 
-@pytest.mark.parametrize("save", [save_hf, save_int8])
+@pytest.mark.parametrize("save", [save_hf, save_native_int8])
 def test_a_folder_is_loaded_by_its_path(save, tmp_path):
     save(random_model("gpt2"), tmp_path / "model")
     assert resolve_or_download_model_folder(tmp_path / "model") == tmp_path / "model"
@@ -72,7 +72,9 @@ def test_an_empty_folder_raises(tmp_path):
 def test_a_name_with_one_slash_is_downloaded_from_the_hub(monkeypatch, tmp_path):
     save_hf(random_model("gpt2"), tmp_path / "model")
     names = []
-    monkeypatch.setattr("qkv.tasks.loader.download_snapshot", lambda name: names.append(name) or tmp_path / "model")
+    monkeypatch.setattr(
+        "qkv.tasks.loader.download_safetensors_snapshot", lambda name: names.append(name) or tmp_path / "model"
+    )
     load("org/some-model.v2")
     assert names == ["org/some-model.v2"]
     for path in ("./a/b", "a/b/c", "/a/b", "../b", "a/"):

@@ -97,14 +97,17 @@ def second_best(logits, *_others, **_more):
 
 
 def published_otherwise(config):
-    return to_published_config(config) | {"rms_norm_eps": 0.1}
+    return to_lossless_published_config(config) | {"rms_norm_eps": 0.1}
 
 
-to_published_config, dequantize_tensors = save.to_published_config, model_loader.dequantize_tensors
+to_lossless_published_config, dequantize_int8_matrices = (
+    save.to_lossless_published_config,
+    model_loader.dequantize_int8_matrices,
+)
 
 
 def too_large(stored):
-    return dequantize_tensors(
+    return dequantize_int8_matrices(
         {name: tensor * 1.01 if name.endswith(".scale") else tensor for name, tensor in stored.items()}
     )
 
@@ -116,8 +119,8 @@ BUGS = {
     "packed": ("gpt", inputs, "build_mask", without("documents")),
     "greedy": ("gpt", generate, "choose_next_ids", second_best),
     "beam": ("gpt", decoder.GPTDecoder, "reorder", unmoved),
-    "int8 weights": ("gpt", model_loader, "dequantize_tensors", too_large),
-    "hf": ("llama", save, "to_published_config", published_otherwise),
+    "int8 weights": ("gpt", model_loader, "dequantize_int8_matrices", too_large),
+    "hf": ("llama", save, "to_lossless_published_config", published_otherwise),
     "gguf": ("llama", gguf_file, "halves_to_interleaved", lambda tensor, **_n: tensor),
 }
 
@@ -180,7 +183,7 @@ def difference(folder, tmp_path):
 
 def test_transformers_agrees_and_a_wrong_setting_is_detected(difference, monkeypatch):
     assert difference("llama", "transformers") < CHECKS["transformers"].tolerance
-    monkeypatch.setattr(save, "to_published_config", published_otherwise)
+    monkeypatch.setattr(save, "to_lossless_published_config", published_otherwise)
     assert difference("llama", "transformers", "wrong") > 10 * CHECKS["transformers"].tolerance
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qkv.choices import SpecialToken, TokenizerKind
 from qkv.errors import InputError
 from qkv.text import MAX_CHUNK_CHARACTERS, Tokenizer, split_into_chunks
-from qkv.text.rust_errors import convert_rust_errors
+from qkv.text.rust_errors import convert_errors_to_input_error
 from tests.text.samples import TEXTS, trained
 
 KINDS = list(TokenizerKind)
@@ -28,16 +28,16 @@ def test_a_batch_equals_its_texts_encoded_one_by_one(kind):
 
 @given(st.text())
 def test_byte_level_spans_cover_the_text_without_gaps(text):
-    spans = trained(TokenizerKind.BPE).token_spans(text)
+    spans = trained(TokenizerKind.BPE).token_spans_without_template(text)
     assert [span.id for span in spans] == trained(TokenizerKind.BPE).encode(text)
     assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])][: len(spans)]
     assert sum(span.end - span.start for span in spans) == len(text.encode())
 
 
 def test_spans_count_bytes_instead_of_characters():
-    spans = trained(TokenizerKind.CHARACTER).token_spans("ñ😀.")
+    spans = trained(TokenizerKind.CHARACTER).token_spans_without_template("ñ😀.")
     assert [(span.start, span.end) for span in spans] == [(0, 2), (2, 6), (6, 7)]
-    words = trained(TokenizerKind.WORDPIECE).token_spans("ñ  the")
+    words = trained(TokenizerKind.WORDPIECE).token_spans_without_template("ñ  the")
     assert [(words[0].start, words[0].end), (words[-1].token, words[-1].end)] == [(0, 2), ("the", 7)]
 
 
@@ -73,7 +73,7 @@ def test_a_special_token_outside_the_vocabulary_is_an_error():
 
 
 def test_an_unpaired_surrogate_is_an_error():
-    for encode in (trained(TokenizerKind.BPE).encode, trained(TokenizerKind.BPE).token_spans):
+    for encode in (trained(TokenizerKind.BPE).encode, trained(TokenizerKind.BPE).token_spans_without_template):
         with pytest.raises(InputError, match=r"character 2 .*surrogate"):
             encode("ab\ud800")
 
@@ -89,7 +89,7 @@ def test_a_rust_panic_is_converted_to_a_one_line_error():
     class PanicException(BaseException):
         pass
 
-    with pytest.raises(InputError, match=r"^the file: out of range$"), convert_rust_errors("the file"):
+    with pytest.raises(InputError, match=r"^the file: out of range$"), convert_errors_to_input_error("the file"):
         raise PanicException("out of\n   range")
-    with pytest.raises(KeyboardInterrupt), convert_rust_errors("the file"):
+    with pytest.raises(KeyboardInterrupt), convert_errors_to_input_error("the file"):
         raise KeyboardInterrupt

@@ -134,5 +134,5 @@ def test_with_a_prefix_space_the_ids_of_concatenated_sentences_are_concatenated(
     )
     assert both_ids == first_ids + second_ids
     assert [tokenizer.decode(ids) for ids in (first_ids, both_ids)] == [first, f"{first} {second}"]
-    spans = tokenizer.token_spans(first)
+    spans = tokenizer.token_spans_without_template(first)
     assert (spans[0].start, spans[-1].end) == (0, len(first.encode()))

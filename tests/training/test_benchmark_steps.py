@@ -11,7 +11,7 @@ from qkv.config import BERTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.prediction import predict_time
 from qkv.training import timer
-from qkv.training.benchmark_steps import build_random_model, build_step
+from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step
 from qkv.training.device_calibration import Grid, calibrate
 from qkv.training.launch_overhead import LaunchOverheadBenchmark
 from qkv.training.operation_comparison import compare_operations
@@ -31,13 +31,13 @@ GRID = Grid(
     rows=(1, 3),
     widths=(8, 16),
     n_elements=(2**9, 2**10),
-    groups=(2, 16),
-    lengths=(2, 5),
-    contexts=(3, 7),
+    batch_times_heads=(2, 16),
+    sequence_lengths=(2, 5),
+    n_cached_keys=(3, 7),
     max_flops=10_000,
-    max_scores=100,
-    stream=(2**10, 2**12),
-    recurrence=((1, 3), (1, 2), (4, 6)),
+    max_attention_scores=100,
+    streamed_weight_bytes=(2**10, 2**12),
+    recurrence_axes=((1, 3), (1, 2), (4, 6)),
     unaligned_matmul=((1, 2), 8, 16),
 )
 
@@ -48,7 +48,7 @@ def test_every_family_can_repeat_a_step(config, mode):
     if config.family == "bert" and mode in ("prefill", "decode"):
         pytest.skip("BERT has no cache")
     model = build_random_model(config, CPU, Precision.FLOAT32)
-    step = build_step(model, Workload(batch_size=3, seq_len=11, mode=mode))
+    step = configure_model_and_build_step(model, Workload(batch_size=3, seq_len=11, mode=mode))
     first, second = step(), step()
     if mode == "train":
         assert second < first  # the model has been trained on the same batch
@@ -68,7 +68,7 @@ def test_tied_weights_stay_tied_and_norm_weights_are_one():
 def test_the_workload_selects_the_kernel_and_the_logits():
     model = build_random_model(CONFIGS[0], CPU, Precision.FLOAT32)
     work = Workload(batch_size=2, seq_len=7, mode=Mode.PREFILL, kernel=AttentionKernel.EAGER, logits_to_keep=1)
-    (logits,) = build_step(model, work)()
+    (logits,) = configure_model_and_build_step(model, work)()
     assert logits.shape == (2, 1, 512)
     assert {block.attention.kernel for block in model.blocks} == {AttentionKernel.EAGER}
 
@@ -81,7 +81,7 @@ def test_operations_are_timed_once_per_layer():
     timer.now = lambda: float(next(ticks))
     measured = {
         operation.name: operation.measured
-        for operation in compare_operations(model, build_step(model, work), prediction, timer)
+        for operation in compare_operations(model, configure_model_and_build_step(model, work), prediction, timer)
     }
     n_layers = model.config.n_layers
     # The clock advances at every reading: a module with n submodules takes 1 + n ticks of its own.
@@ -112,9 +112,9 @@ def ticking(monkeypatch):
 
 @pytest.mark.usefixtures("one_thread", "ticking")
 def test_a_calibration_can_predict_every_family(monkeypatch):
-    measure = LaunchOverheadBenchmark.measure
+    measure = LaunchOverheadBenchmark.measure_and_keep_fastest
     monkeypatch.setattr(
-        LaunchOverheadBenchmark, "measure", lambda self: None if self._fastest else measure(self)
+        LaunchOverheadBenchmark, "measure_and_keep_fastest", lambda self: None if self._fastest else measure(self)
     )  # once is enough
     calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, seconds_per_measurement=1e-5)
     assert calibration.kind == "cpu"
@@ -145,19 +145,19 @@ def test_the_timer_measures_the_time_of_one_call(seconds):
     clock, timer = Clock(), Timer(CPU, seconds_per_measurement=1e-3)
     timer.now = lambda: clock.now
     assert timer.measure_kernel(clock.work(seconds)) == pytest.approx(seconds)
-    assert timer.measure_latency(clock.work(seconds)) == pytest.approx(seconds)
+    assert timer.measure_lower_quartile_latency(clock.work(seconds)) == pytest.approx(seconds)
 
 
 def test_the_timer_warms_up_before_it_measures():
     clock, timer = Clock(), Timer(CPU, seconds_per_measurement=1e-6)
     timer.now = lambda: clock.now
-    timer.measure_latency(clock.work(1e-3))
+    timer.measure_lower_quartile_latency(clock.work(1e-3))
     assert clock.n_calls == 3 + 3  # three for the warm-up and three for the measurement
 
 
 def test_the_minimum_of_several_launch_measurements_counts(monkeypatch):
     overheads = LaunchOverheadBenchmark(Timer(CPU), dtype=Precision.FLOAT32, training_dtype=Precision.FLOAT32)
     for latency in (3.0, 1.0, 2.0):
-        monkeypatch.setattr(Timer, "measure_latency", lambda *_, latency=latency, **__: latency)
-        overheads.measure()
+        monkeypatch.setattr(Timer, "measure_lower_quartile_latency", lambda *_, latency=latency, **__: latency)
+        overheads.measure_and_keep_fastest()
     assert {overhead.base for overhead in overheads.overheads().values()} == {1.0}

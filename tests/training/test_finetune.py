@@ -18,13 +18,13 @@ from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.training import RunFolder, SignalInterrupt
 from qkv.training.finetune import (
     FinetuneInputs,
-    build_task_model,
+    build_model_and_list_new_weights,
     choose_training_config,
     fine_tune_or_resume,
     freeze_layers_or_add_lora,
 )
-from qkv.training.finetune_data import build_task, sample_rows
-from qkv.weights.atomic_folder import read_tensors
+from qkv.training.finetune_data import build_task_with_evaluation_split, sample_rows
+from qkv.weights.atomic_folder import read_safetensors
 from tests.training.classifiers import BAD, GOOD, reviews, small_bert, small_tokenizer, words
 
 
@@ -42,8 +42,8 @@ def prepare_inputs(tokenizer, train=None, held_out=None, *, start=None, **settin
     config = FinetuningConfig(**(defaults | settings))
     train = labeled_texts_from_rows("train", train or reviews(97))
     held_out = labeled_texts_from_rows("eval", held_out or reviews(31, seed=500))
-    task = build_task(config, train, held_out)
-    return FinetuneInputs.prepare(start or small_bert(tokenizer), tokenizer, task, config, log=ignore)
+    task = build_task_with_evaluation_split(config, train, held_out)
+    return FinetuneInputs.tokenize_task(start or small_bert(tokenizer), tokenizer, task, config, log=ignore)
 
 
 def run_fine_tuning(inputs, folder, *, seed=0, report=ignore, log=ignore):
@@ -52,7 +52,7 @@ def run_fine_tuning(inputs, folder, *, seed=0, report=ignore, log=ignore):
 
 
 def weights(folder):
-    return read_tensors(RunFolder(folder).best_or_latest_checkpoint() / "model.safetensors")
+    return read_safetensors(RunFolder(folder).best_or_latest_checkpoint() / "model.safetensors")
 
 
 def test_classes_are_learned_and_their_names_saved(tokenizer, tmp_path):
@@ -146,21 +146,21 @@ def test_only_trainable_weights_change(tokenizer, tmp_path, settings, is_trainab
 
 def test_freezing_too_many_layers_raises_an_error(tokenizer):
     inputs = prepare_inputs(tokenizer, freeze=3)
-    model, _ = build_task_model(inputs.start, inputs.task, inputs.settings, seed=0)
+    model, _ = build_model_and_list_new_weights(inputs.start, inputs.task, inputs.settings, seed=0)
     with pytest.raises(ConfigError, match=r"freeze=3\b.*\b2\b"):
         freeze_layers_or_add_lora(model, inputs.settings, seed=0)
 
 
 def test_a_matching_head_is_kept_and_another_is_reinitialized(tokenizer):
     inputs = prepare_inputs(tokenizer)
-    _, new_weights = build_task_model(inputs.start, inputs.task, inputs.settings, seed=0)
+    _, new_weights = build_model_and_list_new_weights(inputs.start, inputs.task, inputs.settings, seed=0)
     assert new_weights == ["classifier.weight", "classifier.bias"]
     before = small_bert(tokenizer, seed=5, class_names=("bad", "good"), n_classes=2)
-    model, new_weights = build_task_model(before, inputs.task, inputs.settings, seed=0)
+    model, new_weights = build_model_and_list_new_weights(before, inputs.task, inputs.settings, seed=0)
     assert new_weights == []
     assert torch.equal(model.classifier.weight, before.classifier.weight)
     renamed = small_bert(tokenizer, seed=5, class_names=("good", "bad"), n_classes=2)
-    assert build_task_model(renamed, inputs.task, inputs.settings, seed=0)[1] == [
+    assert build_model_and_list_new_weights(renamed, inputs.task, inputs.settings, seed=0)[1] == [
         "classifier.weight",
         "classifier.bias",
     ]
@@ -168,23 +168,23 @@ def test_a_matching_head_is_kept_and_another_is_reinitialized(tokenizer):
 
 def test_from_scratch_initializes_all_weights(tokenizer):
     inputs = prepare_inputs(tokenizer, from_scratch=True)
-    model, new_weights = build_task_model(inputs.start, inputs.task, inputs.settings, seed=3)
+    model, new_weights = build_model_and_list_new_weights(inputs.start, inputs.task, inputs.settings, seed=3)
     assert len(new_weights) == len(list(model.parameters()))
     assert not torch.equal(model.blocks[0].attention.q_proj.weight, inputs.start.blocks[0].attention.q_proj.weight)
 
 
 def test_ten_percent_are_held_out_without_an_evaluation_file():
     settings = FinetuningConfig(models=("a",), train="t")
-    task = build_task(settings, labeled_texts_from_rows("train", reviews(97)), None)
+    task = build_task_with_evaluation_split(settings, labeled_texts_from_rows("train", reviews(97)), None)
     assert (len(task.train.texts), len(task.evaluation.texts)) == (88, 9)
-    assert not set(task.train.lines) & set(task.evaluation.lines)
+    assert not set(task.train.line_numbers) & set(task.evaluation.line_numbers)
 
 
 def test_mixing_pairs_and_single_texts_raises_an_error():
     settings = FinetuningConfig(models=("a",), train="t")
     pairs = labeled_texts_from_rows("train", [("a", "b", "x"), ("c", "d", "y")])
     with pytest.raises(InputError, match="train and eval: "):
-        build_task(settings, pairs, labeled_texts_from_rows("eval", [("a", "x")]))
+        build_task_with_evaluation_split(settings, pairs, labeled_texts_from_rows("eval", [("a", "x")]))
 
 
 def test_a_text_that_is_too_long_raises_an_error_or_is_truncated(tokenizer, tmp_path):
@@ -192,9 +192,11 @@ def test_a_text_that_is_too_long_raises_an_error_or_is_truncated(tokenizer, tmp_
     with pytest.raises(ContextLengthError, match=r"train: line 41: 32\b.*\b23\b.*\b1 of 41\b.*--truncate"):
         prepare_inputs(tokenizer, rows)
     settings = FinetuningConfig(models=("a",), train="t", truncate=True)
-    task = build_task(settings, labeled_texts_from_rows("train", rows), labeled_texts_from_rows("eval", reviews(9)))
+    task = build_task_with_evaluation_split(
+        settings, labeled_texts_from_rows("train", rows), labeled_texts_from_rows("eval", reviews(9))
+    )
     messages = []
-    inputs = FinetuneInputs.prepare(small_bert(tokenizer), tokenizer, task, settings, log=messages.append)
+    inputs = FinetuneInputs.tokenize_task(small_bert(tokenizer), tokenizer, task, settings, log=messages.append)
     (message,) = messages
     assert re.match(r"train: 1 of 41\b.*\b23\b", message)
     assert len(inputs.encoded.train[40].ids) == 23

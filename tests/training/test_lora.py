@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from qkv.config import GPTConfig
 from qkv.errors import ConfigError
 from qkv.models import GPT
-from qkv.training.lora import freeze_and_add_lora, merged_weights
+from qkv.training.lora import freeze_and_add_attention_lora, merged_weights
 from qkv.weights.model_loader import load_model
 from tests.training.runs import (
     build_cpu_trainer,
@@ -23,7 +23,7 @@ CONFIG = GPTConfig(vocab_size=19, context_length=13, n_layers=2, d_model=14, n_h
 def test_lora_leaves_the_output_unchanged_and_trains_only_its_matrices():
     model, ids = GPT(CONFIG, seed=3), torch.randint(0, 19, (2, 7))
     before = model(ids)
-    freeze_and_add_lora(model, rank=3, seed=0)
+    freeze_and_add_attention_lora(model, rank=3, seed=0)
     assert torch.equal(model(ids), before)
     free = [name for name, p in model.named_parameters() if p.requires_grad]
     assert len(free) == 2 * 4 * 2
@@ -32,7 +32,7 @@ def test_lora_leaves_the_output_unchanged_and_trains_only_its_matrices():
 
 def test_merged_weights_give_the_same_output():
     model, ids = GPT(CONFIG, seed=3), torch.randint(0, 19, (2, 7))
-    freeze_and_add_lora(model, rank=3, seed=0)
+    freeze_and_add_attention_lora(model, rank=3, seed=0)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name.endswith(".up"):
@@ -49,7 +49,7 @@ def test_merged_weights_give_the_same_output():
 
 def test_a_rank_above_the_matrix_size_raises_an_error():
     with pytest.raises(ConfigError, match=r"lora_rank=15\b.*\b14\b"):
-        freeze_and_add_lora(GPT(CONFIG), rank=15, seed=0)
+        freeze_and_add_attention_lora(GPT(CONFIG), rank=15, seed=0)
 
 
 def test_a_resumed_lora_run_is_identical_and_its_checkpoint_is_a_plain_model(run):

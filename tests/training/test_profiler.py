@@ -16,11 +16,11 @@ from qkv.cost import Mode, Precision, estimate
 from qkv.training import profiler
 from qkv.training.profiler import (
     DeviceRates,
-    _category,
+    _category_of_operation_name,
     durations_without_earlier_overlap,
     measure_device_rates,
-    profile_generation,
     profile_training,
+    time_then_profile_generation,
 )
 from qkv.training.timer import Timer
 from tests.training.runs import build_cpu_trainer, prepare_small_run
@@ -57,7 +57,7 @@ def test_categories_add_up_to_the_time_without_the_profiler(monkeypatch):
     readings = iter([0.0, 2.0, 10.0, 15.0])  # 2 s without the profiler, 5 s with it
     monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     monkeypatch.setattr(torch.profiler, "profile", RecordedProfile)
-    _, profile = profile_generation(lambda: None, CPU, expected=None)
+    _, profile = time_then_profile_generation(lambda: None, CPU, expected=None)
     seconds = {category: value for category, value in profile.seconds_by_category.items() if value > 0}
     assert profile.seconds == 2.0
     assert seconds == pytest.approx(
@@ -76,7 +76,7 @@ def test_each_operation_has_its_category():
         return weight @ weight
 
     work()
-    result, profile = profile_generation(work, CPU, expected=None)
+    result, profile = time_then_profile_generation(work, CPU, expected=None)
     assert torch.equal(result, weight @ weight)
     assert {ProfileCategory.PRODUCTS, ProfileCategory.ATTENTION, ProfileCategory.NORM} <= {
         kind for kind, s in profile.seconds_by_category.items() if s > 0
@@ -92,7 +92,7 @@ def test_a_backward_operation_has_the_category_of_its_forward_operation():
         torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1).sum().backward()
 
     work()
-    _, profile = profile_generation(work, CPU, expected=None)
+    _, profile = time_then_profile_generation(work, CPU, expected=None)
     assert profile.seconds_by_category[ProfileCategory.ATTENTION] > 0
     assert profile.seconds_by_category.get(ProfileCategory.PRODUCTS, 0.0) == 0
 
@@ -126,7 +126,7 @@ def test_the_bound_of_matmuls_is_their_flops_at_the_measured_rate(monkeypatch):
     )
     config = GPTConfig(vocab_size=8192, context_length=512, d_model=512, n_heads=8, n_layers=3)
     expected = estimate(config, mode=Mode.FORWARD, batch_size=4, seq_len=512, device_type="cpu")
-    _, profile = profile_generation(lambda: None, CPU, expected=expected)
+    _, profile = time_then_profile_generation(lambda: None, CPU, expected=expected)
     products = sum(
         operation.flops for operation in expected.operations if operation.matmul and not operation.is_attention_core
     )
@@ -177,7 +177,11 @@ def test_each_triton_kernel_has_a_category(file):
     launched = [name for name in names if not name.startswith("_") and name not in KERNELS[file]]
     assert names
     assert set(KERNELS[file]) <= set(names)
-    assert {name: _category(name) for name in launched if _category(name) is ProfileCategory.ELEMENTWISE} == {}
+    assert {
+        name: _category_of_operation_name(name)
+        for name in launched
+        if _category_of_operation_name(name) is ProfileCategory.ELEMENTWISE
+    } == {}
 
 
 def test_overlapping_kernels_are_not_counted_twice():

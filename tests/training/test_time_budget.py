@@ -8,7 +8,7 @@ from qkv.training import (
     SINGLE_PROCESS,
     TimeBudgetReplanner,
     TrainingProgress,
-    choose_gpt_recipe,
+    choose_gpt_recipe_except_steps,
     fit_steps_to_time,
     open_run,
     write_recipe,
@@ -23,7 +23,7 @@ class SimulatedRun:
     """Simulated run: a step takes `seconds_at(t)` at time t, and a validation batch a third of that."""
 
     def __init__(self, seconds_at, *, measured):
-        recipe = choose_gpt_recipe(["a.txt"], n_bytes=10**6, seconds=SECONDS, flops_per_second=5e10)
+        recipe = choose_gpt_recipe_except_steps(["a.txt"], n_bytes=10**6, seconds=SECONDS, flops_per_second=5e10)
         self.config = fit_steps_to_time(recipe, seconds=SECONDS, seconds_per_step=measured).training
         self.seconds_at, self.time, self.plans = seconds_at, 0.0, []
 

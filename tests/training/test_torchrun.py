@@ -51,7 +51,9 @@ def fake_rank(rank: int, world_size: int) -> SingleProcess:
 
 @given(n=st.integers(0, 23), world_size=st.integers(1, 7))
 def test_every_item_counts_once_and_all_ranks_process_the_same_number(n, world_size):
-    items_by_rank = [list(fake_rank(rank, world_size).shard_batches(range(n))) for rank in range(world_size)]
+    items_by_rank = [
+        list(fake_rank(rank, world_size).shard_with_uncounted_repeats(range(n))) for rank in range(world_size)
+    ]
     assert sorted(item for items in items_by_rank for item, counts in items if counts) == list(range(n))
     assert len({len(items) for items in items_by_rank}) == 1
 
@@ -61,11 +63,11 @@ def test_micro_batches_divide_the_batch_and_suffice_for_all_ranks(batch, data):
     world_size = data.draw(st.integers(1, batch))
     micro = data.draw(st.sampled_from([n for n in range(1, batch + 1) if batch % n == 0]))
     training = TrainingConfig(steps=1, warmup_steps=0, seq_len=5, batch_size=batch, micro_batch_size=micro)
-    rows = fake_rank(0, world_size).fit_micro_batch_size(training).micro_batch_size
+    rows = fake_rank(0, world_size).shrink_micro_batch_to_fill_ranks(training).micro_batch_size
     assert batch % rows == 0
     assert rows <= micro
     assert batch // rows >= world_size
-    assert SINGLE_PROCESS.fit_micro_batch_size(training) is training
+    assert SINGLE_PROCESS.shrink_micro_batch_to_fill_ranks(training) is training
 
 
 def test_fine_tuning_with_several_processes_reports_one_error(tmp_path):
@@ -81,7 +83,7 @@ def test_fine_tuning_with_several_processes_reports_one_error(tmp_path):
 def test_a_batch_smaller_than_the_world_size_raises_an_error():
     training = TrainingConfig(steps=1, warmup_steps=0, seq_len=5, batch_size=3)
     with pytest.raises(ConfigError, match=r"batch_size=3\b.*\b5\b"):
-        fake_rank(0, 5).fit_micro_batch_size(training)
+        fake_rank(0, 5).shrink_micro_batch_to_fill_ranks(training)
 
 
 def write_inputs(folder: Path, family: str = "gpt", **training) -> Path:

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from qkv.errors import DiskError, WeightsError
-from qkv.weights.atomic_folder import MANIFEST, PARTIAL_PREFIX, check_files_against_manifest, read_tensors, write_folder
+from qkv.weights.atomic_folder import (
+    MANIFEST,
+    PARTIAL_PREFIX,
+    check_files_against_manifest,
+    read_safetensors,
+    write_folder_atomically_with_manifest,
+)
 from tests.failing_disk import failing_disk
 
 TENSORS = {"model.safetensors": {"a": torch.arange(35.0).reshape(5, 7), "b": torch.ones(3)},
@@ -20,13 +26,13 @@ TEXTS = {"config.json": '{"family": "gpt"}', "progress.json": "{}"}
 
 @pytest.fixture
 def folder(tmp_path):
-    write_folder(tmp_path / "complete", tensors=TENSORS, text_files=TEXTS)
+    write_folder_atomically_with_manifest(tmp_path / "complete", tensors=TENSORS, text_files=TEXTS)
     return tmp_path / "complete"
 
 
 def test_a_written_folder_can_be_read_back(folder):
     check_files_against_manifest(folder)
-    back = read_tensors(folder / "model.safetensors")
+    back = read_safetensors(folder / "model.safetensors")
     assert all(torch.equal(back[name], tensor) for name, tensor in TENSORS["model.safetensors"].items())
     assert (folder / "config.json").read_text() == TEXTS["config.json"]
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
@@ -91,7 +97,7 @@ def test_an_additional_file_is_detected(folder):
 
 def test_swapped_files_and_files_of_another_folder_are_detected(folder, tmp_path):
     others = {name: {key: t + 1 for key, t in file.items()} for name, file in TENSORS.items()}
-    write_folder(tmp_path / "other", tensors=others, text_files=TEXTS)
+    write_folder_atomically_with_manifest(tmp_path / "other", tensors=others, text_files=TEXTS)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     with pytest.raises(WeightsError, match=r"model\.safetensors: "):
         check_files_against_manifest(folder)
@@ -117,7 +123,7 @@ def test_an_invalid_manifest_is_rejected(folder, content):
 
 def n_operations(tmp_path):
     with failing_disk() as disk:
-        write_folder(tmp_path / "counted", tensors=TENSORS, text_files=TEXTS)
+        write_folder_atomically_with_manifest(tmp_path / "counted", tensors=TENSORS, text_files=TEXTS)
     return len(disk.operations)
 
 
@@ -128,7 +134,7 @@ def test_a_disk_error_at_any_operation_leaves_no_partial_folder(tmp_path, number
     for at in range(1, n + 1):
         target = tmp_path / f"{number}-{at}" / "new"
         with failing_disk(at, number), pytest.raises(DiskError) as caught:
-            write_folder(target, tensors=TENSORS, text_files=TEXTS)
+            write_folder_atomically_with_manifest(target, tensors=TENSORS, text_files=TEXTS)
         message = str(caught.value)
         assert message.startswith(f"{target}: ")
         assert "32768 bytes" in message
@@ -141,13 +147,13 @@ def test_a_disk_error_at_any_operation_leaves_no_partial_folder(tmp_path, number
 def test_too_little_disk_space_is_reported_before_writing(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=32767))
     with pytest.raises(DiskError, match=r"new: .*\b32768 bytes.*No space left on device.*\b32767 bytes"):
-        write_folder(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
+        write_folder_atomically_with_manifest(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_does_not_change_an_existing_folder(folder, tmp_path):
     with failing_disk(3), pytest.raises(DiskError):
-        write_folder(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
+        write_folder_atomically_with_manifest(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
     check_files_against_manifest(folder)
 
 
@@ -155,6 +161,6 @@ def test_a_failed_write_does_not_change_an_existing_folder(folder, tmp_path):
 def test_invalid_safetensors_files_are_rejected(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(WeightsError, match=r"a\.safetensors: "):
-        read_tensors(tmp_path / "a.safetensors")
+        read_safetensors(tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match=r"b\.safetensors: "):
-        read_tensors(tmp_path / "b.safetensors")
+        read_safetensors(tmp_path / "b.safetensors")

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from qkv.choices import ProblemType
 from qkv.errors import ConfigError
 from qkv.weights import config_from_published
-from qkv.weights.atomic_folder import check_files_against_manifest, read_tensors
+from qkv.weights.atomic_folder import check_files_against_manifest, read_safetensors
 from qkv.weights.model_loader import load_model
-from qkv.weights.save import save_hf, save_int8
+from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import assert_same_weights
 from tests.weights.small_berts import random_bert
 
@@ -87,7 +87,7 @@ def test_a_model_saved_by_transformers_is_loaded_without_changes(kind, tmp_path)
     assert back.model.config == first.model.config
     assert_same_weights(back, first)
     save_hf(back, tmp_path / "again")
-    once, again = (read_tensors(tmp_path / folder / "model.safetensors") for folder in ("first", "again"))
+    once, again = (read_safetensors(tmp_path / folder / "model.safetensors") for folder in ("first", "again"))
     assert once.keys() == again.keys()
     assert all(torch.equal(tensor, again[key]) for key, tensor in once.items())
 
@@ -100,14 +100,14 @@ def test_saving_and_loading_changes_nothing(kind, tmp_path):
     assert back.model.config == first.model.config
     assert_same_weights(back, first)
     assert back.tokenizer.fingerprint == first.tokenizer.fingerprint
-    save_int8(first, tmp_path / "int8")
+    save_native_int8(first, tmp_path / "int8")
     assert load_model(tmp_path / "int8").model.config == first.model.config
 
 
 def load_without(folder, part):
     """Remove all tensors with `part` in their names from the folder and load it."""
     file = folder / "model.safetensors"
-    save_file({name: tensor for name, tensor in read_tensors(file).items() if part not in name}, file)
+    save_file({name: tensor for name, tensor in read_safetensors(file).items() if part not in name}, file)
     return load_model(folder)
 
 
@@ -134,7 +134,7 @@ def test_the_unused_pooler_of_a_roberta_classifier_is_ignored(tmp_path):
     save_hf(first, tmp_path / "out")
     file = tmp_path / "out" / "model.safetensors"
     pooler = {"roberta.pooler.dense.weight": torch.ones(35, 35), "roberta.pooler.dense.bias": torch.ones(35)}
-    save_file({**read_tensors(file), **pooler}, file)
+    save_file({**read_safetensors(file), **pooler}, file)
     assert_same_weights(load_model(tmp_path / "out"), first)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from qkv.errors import InputError, MissingExtraError
 from qkv.tasks import load_pretrained
-from qkv.weights.hub import download_snapshot
+from qkv.weights.hub import download_safetensors_snapshot
 from qkv.weights.save import save_hf
 from tests.weights.loaded_models import assert_same_weights, random_model
 
@@ -75,7 +75,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_executable_files_are_not_downloaded(hub, tmp_path):
-    folder = download_snapshot("org/model", cache=tmp_path / "cache")
+    folder = download_safetensors_snapshot("org/model", cache=tmp_path / "cache")
     assert {file.name for file in folder.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
@@ -85,23 +85,23 @@ def test_executable_files_are_not_downloaded(hub, tmp_path):
 
 def test_the_pooling_of_a_sentence_model_is_downloaded(hub, tmp_path):
     hub.files |= {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
-    folder = download_snapshot("org/model", cache=tmp_path / "cache")
+    folder = download_safetensors_snapshot("org/model", cache=tmp_path / "cache")
     assert (folder / "modules.json").read_bytes() == b"[]"
     assert (folder / "1_Pooling" / "config.json").read_bytes() == b"{}"
 
 
 def test_an_unknown_name_is_reported_in_one_line(hub, tmp_path):
     with pytest.raises(InputError, match=r"^org/nothing: [^\n]+$"):
-        download_snapshot("org/nothing", cache=tmp_path / "cache")
+        download_safetensors_snapshot("org/nothing", cache=tmp_path / "cache")
 
 
 def test_a_missing_network_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=r"^org/model: [^\n]+$"):
-        download_snapshot("org/model", cache=tmp_path / "cache")
+        download_safetensors_snapshot("org/model", cache=tmp_path / "cache")
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"^org/model: .*qkv\[hub\]"):
-        download_snapshot("org/model")
+        download_safetensors_snapshot("org/model")

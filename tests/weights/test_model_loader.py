@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from qkv.errors import ConfigError, InputError, WeightsError
-from qkv.weights.atomic_folder import read_tensors
+from qkv.weights.atomic_folder import read_safetensors
 from qkv.weights.model_loader import load_model, require_tokenizer
-from qkv.weights.save import save_hf, save_int8
+from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import byte_level_tokenizer, random_model
 
 INDEX = "model.safetensors.index.json"
@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 def folder(tmp_path):
     """A Hugging Face folder of two shards."""
     save_hf(random_model("gpt2"), tmp_path / "model")
-    tensors = read_tensors(tmp_path / "model" / "model.safetensors")
+    tensors = read_safetensors(tmp_path / "model" / "model.safetensors")
     (tmp_path / "model" / "model.safetensors").unlink()
     index = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(tensors)}
     for shard in sorted(set(index.values())):
@@ -151,8 +151,8 @@ def test_a_model_without_a_tokenizer_can_be_loaded(folder):
 
 
 def test_an_unknown_storage_format_is_rejected(tmp_path):
-    save_int8(random_model("gpt2"), tmp_path / "model")
+    save_native_int8(random_model("gpt2"), tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
-    save_file(read_tensors(file), file, metadata={"qkv_storage": "int3"})
+    save_file(read_safetensors(file), file, metadata={"qkv_storage": "int3"})
     with pytest.raises(WeightsError, match=r"qkv_storage.*'int8-rows'.*'int3'"):
         load_model(tmp_path / "model")

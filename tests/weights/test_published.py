@@ -7,7 +7,12 @@ from qkv.choices import Activation, NormKind, PositionKind, SinusoidStyle
 from qkv.config import PRESETS, GPTConfig, RopeScaling, preset
 from qkv.errors import ConfigError, WeightsError
 from qkv.models import build
-from qkv.weights import config_from_published, load_published_weights, to_published_config, to_published_weights
+from qkv.weights import (
+    config_from_published,
+    load_published_weights,
+    to_lossless_published_config,
+    to_published_weights,
+)
 
 TOKEN_IDS = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "forced_eos_token_id": 2}
 GPT2 = {
@@ -133,7 +138,7 @@ def test_the_error_of_an_unsupported_setting_names_it(published, message):
 @pytest.mark.parametrize("name", ALL)
 def test_settings_round_trip(name):
     config = config_from_published(ALL[name])
-    published = to_published_config(config)
+    published = to_lossless_published_config(config)
     assert published["model_type"] == name
     assert config_from_published(published).model_dump() == config.model_dump()
 
@@ -142,7 +147,7 @@ def test_settings_round_trip(name):
 def test_rope_scaling_round_trips(scaling):
     config = config_from_published({**LLAMA, "rope_scaling": scaling})
     assert config.rope_scaling is not None
-    assert to_published_config(config)["rope_scaling"] == scaling
+    assert to_lossless_published_config(config)["rope_scaling"] == scaling
 
 
 def test_rope_scaling_requires_rotary_positions():
@@ -171,14 +176,14 @@ def test_small_models_can_be_published_and_loaded(name):
 def test_configs_without_a_published_format_are_rejected(changes, message):
     model = build(preset("gpt-nano", **changes))
     with pytest.raises(ConfigError, match=message):
-        to_published_config(model.config)
+        to_lossless_published_config(model.config)
     with pytest.raises(ConfigError, match=message):
         to_published_weights(model)
 
 
 def test_an_rnn_has_no_published_format():
     with pytest.raises(WeightsError, match="RNN"):
-        to_published_config(preset("rnn-nano"))
+        to_lossless_published_config(preset("rnn-nano"))
 
 
 def test_stored_masks_of_old_gpt2_files_are_ignored_and_returned():
@@ -201,7 +206,7 @@ def test_gamma_and_beta_of_old_bert_files_are_read():
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith(("gpt", "llama", "bert", "t5"))])
 def test_every_preset_of_a_published_family_has_a_published_config(name):
-    assert to_published_config(preset(name))["model_type"] in ALL
+    assert to_lossless_published_config(preset(name))["model_type"] in ALL
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def test_missing_head_counts_are_reported_by_their_published_name():
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("transformer")])
 def test_the_original_transformer_has_no_published_format(name):
     with pytest.raises(ConfigError, match=r"marian.*sinusoid="):
-        to_published_config(preset(name))
+        to_lossless_published_config(preset(name))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import transformers as hf
 from qkv.choices import SpecialToken
 from qkv.errors import ConfigError, InputError
 from qkv.models import build
-from qkv.weights.atomic_folder import check_files_against_manifest, read_tensors
+from qkv.weights.atomic_folder import check_files_against_manifest, read_safetensors
 from qkv.weights.model_loader import ModelBundle, load_model
 from qkv.weights.save import StorageDType, save_hf
 from tests.weights.loaded_models import SHAPES, assert_same_weights, random_model
@@ -57,7 +57,7 @@ def test_a_folder_of_transformers_is_loaded_and_saved_without_changes(name, tmp_
     ours = load_model(tmp_path / "theirs")
     assert_agree(ours.model, theirs)
     save_hf(ours, tmp_path / "again")
-    once, again = (read_tensors(tmp_path / folder / "model.safetensors") for folder in ("first", "again"))
+    once, again = (read_safetensors(tmp_path / folder / "model.safetensors") for folder in ("first", "again"))
     assert once.keys() == again.keys()
     assert all(torch.equal(tensor, again[key]) for key, tensor in once.items())
 
@@ -74,7 +74,7 @@ def test_saving_and_loading_changes_no_weight(name, tmp_path):
 
 def test_float16_weights_are_stored_as_float16(tmp_path):
     save_hf(random_model("gpt2"), tmp_path / "out", dtype=StorageDType.F16)
-    assert {t.dtype for t in read_tensors(tmp_path / "out" / "model.safetensors").values()} == {torch.float16}
+    assert {t.dtype for t in read_safetensors(tmp_path / "out" / "model.safetensors").values()} == {torch.float16}
     assert hf.AutoConfig.from_pretrained(tmp_path / "out").dtype is torch.float16
 
 

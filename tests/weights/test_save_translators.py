@@ -13,7 +13,7 @@ from qkv.models import Seq2Seq
 from qkv.tasks import load_pretrained
 from qkv.weights.generation_config import GenerationConfig
 from qkv.weights.model_loader import ModelBundle
-from qkv.weights.save import save_hf, save_int8
+from qkv.weights.save import save_hf, save_native_int8
 from tests.tasks.small_translator import WORDS, small_translator
 from tests.weights.published_translators import FOLDERS, SPANISH
 
@@ -44,7 +44,7 @@ def test_transformers_translates_our_model_as_marian(tmp_path):
 def test_max_joined_is_saved(tmp_path):
     loaded = replace(random_translator(sinusoid="halves"), generation_config=GenerationConfig(max_joined=13))
     save_hf(loaded, tmp_path / "hf")
-    save_int8(loaded, tmp_path / "int8")
+    save_native_int8(loaded, tmp_path / "int8")
     assert [qkv.load(tmp_path / name).generation_config.max_joined for name in ("hf", "int8")] == [13, 13]
 
 
@@ -81,7 +81,7 @@ def published(tmp_path_factory):
 def test_a_published_folder_round_trips(published, name, tmp_path):
     before = qkv.load(published[name])
     save_hf(load_pretrained(published[name]), tmp_path / "hf")
-    save_int8(load_pretrained(published[name]), tmp_path / "int8")
+    save_native_int8(load_pretrained(published[name]), tmp_path / "int8")
     expected = before.translate_batch(SPANISH, max_new=9)
     for folder in (tmp_path / "hf", tmp_path / "int8"):
         after = qkv.load(folder)
@@ -101,6 +101,6 @@ def test_two_vocabularies_cannot_be_saved_for_transformers(tmp_path):
     sizes = [tokenizer.vocab_size for tokenizer in (loaded.source_tokenizer, loaded.tokenizer)]
     with pytest.raises(InputError, match=rf"\b{sizes[0]}\b.*\b{sizes[1]}\b"):
         save_hf(loaded, tmp_path / "out")
-    save_int8(loaded, tmp_path / "int8")
+    save_native_int8(loaded, tmp_path / "int8")
     back = load_pretrained(tmp_path / "int8")
     assert back.source_tokenizer.encode(SPANISH[0]) == loaded.source_tokenizer.encode(SPANISH[0])

@@ -10,7 +10,7 @@ from qkv.config import SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
 from qkv.weights.atomic_folder import check_files_against_manifest
 from qkv.weights.model_loader import load_model
-from qkv.weights.save import save_hf, save_int8
+from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import assert_same_weights, random_model
 from tests.weights.small_berts import random_bert
 
@@ -42,7 +42,7 @@ def test_pooling_round_trips(pooling, normalize, max_tokens, tmp_path):
     loaded = random_bert(sentence_embedding=embedding)
     save_hf(loaded, tmp_path / "out")
     check_files_against_manifest(tmp_path / "out")
-    save_int8(loaded, tmp_path / "int8")
+    save_native_int8(loaded, tmp_path / "int8")
     for name in ("out", "int8"):
         assert load_model(tmp_path / name).model.config.sentence_embedding == embedding
     assert_same_weights(load_model(tmp_path / "out"), loaded)

@@ -19,7 +19,7 @@ from qkv.cli.explore import explore
 from qkv.cli.fill import fill
 from qkv.cli.finetune import finetune
 from qkv.cli.generate import generate
-from qkv.cli.help import OverviewGroup, PlainHelpCommand
+from qkv.cli.help import OverviewGroup, SimplifiedMetavarCommand
 from qkv.cli.inspect import inspect
 from qkv.cli.lesson import lesson
 from qkv.cli.models import models
@@ -59,7 +59,7 @@ for command in (
     explore,
     doctor,
 ):
-    app.command(cls=PlainHelpCommand)(command)
+    app.command(cls=SimplifiedMetavarCommand)(command)
 app.add_typer(tokenizer, name="tokenizer")
 app.add_typer(data, name="data")
 app.add_typer(cost, name="cost")

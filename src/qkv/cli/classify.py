@@ -47,7 +47,7 @@ def classify(
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
     from qkv.cli.text_inputs import (
-        encode_in_batches,
+        encode_in_batches_and_report_truncation,
         escape_newlines,
         iter_input_texts,
         map_encoded_texts,
@@ -55,8 +55,10 @@ def classify(
     )
     from qkv.tasks import TextEncoder
 
-    task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
-    batches = encode_in_batches(task, split_tab_separated_pairs(iter_input_texts(texts)), truncate=truncate)
+    task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
+    batches = encode_in_batches_and_report_truncation(
+        task, split_tab_separated_pairs(iter_input_texts(texts)), truncate=truncate
+    )
     predict = task.next_sentence_probability if next_sentence else task.classify
     for encoded, result in map_encoded_texts(batches, predict):
         if as_json:

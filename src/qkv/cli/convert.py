@@ -76,7 +76,7 @@ def convert(
         case ExportFormat.HF:
             save.save_hf(loaded, out, dtype=save.StorageDType(dtype or "f32"))
         case ExportFormat.INT8:
-            save.save_int8(loaded, out)
+            save.save_native_int8(loaded, out)
         case ExportFormat.CT2:
             for remark in save_ct2(loaded, out, dtype=save.StorageDType(dtype or "f32")):
                 print_status(f"{out}: {remark}")

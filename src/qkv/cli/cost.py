@@ -9,9 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from qkv.choices import AttentionKernel
-from qkv.cli.cost_measurement import check_measurable
+from qkv.cli.cost_measurement import validated_measurement_device_name
 from qkv.cli.cost_plan import COST_DEVICE_NAMES, calibrate, parse_count, plan
-from qkv.cli.help import PlainHelpCommand
+from qkv.cli.help import SimplifiedMetavarCommand
 from qkv.cli.text_tables import TERMINAL_WIDTH
 from qkv.errors import InputError
 
@@ -38,7 +38,7 @@ class _DefaultCommandGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-class _DefaultCommand(PlainHelpCommand):
+class _CommandWithoutNameInUsage(SimplifiedMetavarCommand):
     """The default subcommand; its name is omitted from the usage line."""
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
@@ -52,7 +52,7 @@ cost = typer.Typer(
 )
 
 
-@cost.command(DEFAULT_COMMAND, cls=_DefaultCommand, hidden=True)
+@cost.command(DEFAULT_COMMAND, cls=_CommandWithoutNameInUsage, hidden=True)
 def estimate_cost(
     model: Annotated[
         str,
@@ -142,9 +142,9 @@ def estimate_cost(
     }
     workload = _build_workload(config, settings, sizes, device=device_spec)
     estimate = estimate_workload(config, workload)
-    measured_device = check_measurable(estimate, device_spec) if measure else None
+    measured_device = validated_measurement_device_name(estimate, device_spec) if measure else None
     device_name = measured_device or (None if device_spec is None else device_spec.name)
-    selected_calibration = _load_or_find_calibration(calibration, workload, device=device_name)
+    selected_calibration = _load_applicable_calibration(calibration, workload, device=device_name)
     times = _bound_and_predicted_times(estimate, device_spec, selected_calibration)
     if measured_device is not None:
         times["measured"] = _measure_and_compare_with_prediction(estimate, selected_calibration, measured_device)
@@ -171,8 +171,8 @@ def _plot_cost_to_file(estimate: "Estimate", device: "DeviceSpec | None", path: 
     save_figure(plot_cost_overview(estimate, device or find_device(DEFAULT_ROOFLINE_DEVICE)), path)
 
 
-cost.command(cls=PlainHelpCommand)(plan)
-cost.command(cls=PlainHelpCommand)(calibrate)
+cost.command(cls=SimplifiedMetavarCommand)(plan)
+cost.command(cls=SimplifiedMetavarCommand)(calibrate)
 
 
 def _build_workload(
@@ -193,7 +193,9 @@ def _build_workload(
     return Workload(**settings, **sizes)
 
 
-def _load_or_find_calibration(path: Path | None, workload: "Workload", *, device: str | None) -> "Calibration | None":
+def _load_applicable_calibration(
+    path: Path | None, workload: "Workload", *, device: str | None
+) -> "Calibration | None":
     """Load the given calibration, which must apply to the workload, or the newest one that does."""
     from qkv.cost.calibration import find_newest_calibration, load_calibration
 
@@ -232,7 +234,7 @@ def _measure_and_compare_with_prediction(
     from qkv.cli.device_options import select_device
     from qkv.cost import Mode
     from qkv.cost.prediction import predict_time
-    from qkv.training.benchmark_steps import build_random_model, build_step
+    from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step
     from qkv.training.operation_comparison import compare_operations
     from qkv.training.timer import Timer, retain_freed_memory
 
@@ -243,8 +245,8 @@ def _measure_and_compare_with_prediction(
     retain_freed_memory()  # as during the calibration
     timer = Timer(select_device(calibration.kind))
     model = build_random_model(estimate.config, timer.device, estimate.workload.dtype)
-    step = build_step(model, estimate.workload)
-    seconds = timer.measure_latency(step, seconds=0.5)
+    step = configure_model_and_build_step(model, estimate.workload)
+    seconds = timer.measure_lower_quartile_latency(step, seconds=0.5)
     prediction = predict_time(estimate.config, estimate.workload, calibration)
     is_training = estimate.workload.mode is Mode.TRAIN
     operations = [] if is_training else compare_operations(model, step, prediction, timer)
@@ -282,7 +284,7 @@ def _print_estimate(
 ) -> None:
     from qkv.cli import cost_report
     from qkv.cost.estimate import CONVENTIONS
-    from qkv.cost.explanation import explain_costs
+    from qkv.cost.explanation import explain_crossover_intensity_or_recurrence
     from qkv.cost.lecture_tables import lecture_errata, lecture_tables
 
     tables = lecture_tables(estimate)
@@ -299,14 +301,14 @@ def _print_estimate(
         rows = cost_report.format_lecture_tables(tables)
         notes = [f"Error on the slides: {erratum}" for erratum in lecture_errata(estimate.config)]
     else:
-        peak = 0.0 if device is None else device.peak_flops(estimate.workload.dtype)
-        rows = cost_report.format_cost_tables(tables, device, peak)
+        peak_flops = 0.0 if device is None else device.peak_flops(estimate.workload.dtype)
+        rows = cost_report.format_cost_tables(tables, device, peak_flops)
         notes = [cost_report.COMPLEXITY_LEGEND]
-    notes = [*explain_costs(estimate.config, estimate.workload), *notes, CONVENTIONS]
+    notes = [*explain_crossover_intensity_or_recurrence(estimate.config, estimate.workload), *notes, CONVENTIONS]
     totals = [
-        *cost_report.format_totals(estimate, is_lecture=is_lecture),
+        *cost_report.format_parameters_flops_and_memory(estimate, with_slide_notes=is_lecture),
         *cost_report.format_memory_warning(estimate, device),
-        *cost_report.format_times(times),
+        *cost_report.format_times_and_operation_comparison(times),
     ]
     wrapped = [textwrap.fill(note, TERMINAL_WIDTH) for note in notes]
     print("\n".join([estimate.title, "", *totals, "", *rows, *wrapped]))

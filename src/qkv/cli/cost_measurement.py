@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from qkv.cost.devices import DeviceSpec
 
 
-def check_measurable(estimate: "Estimate", requested_device: "DeviceSpec | None") -> str:
+def validated_measurement_device_name(estimate: "Estimate", requested_device: "DeviceSpec | None") -> str:
     """Return the full name of this machine's device.
 
     Raises `InputError` if it is not the requested device or does not have enough memory for the workload.
@@ -20,10 +20,10 @@ def check_measurable(estimate: "Estimate", requested_device: "DeviceSpec | None"
     from qkv.cli.device_options import select_device
     from qkv.cost.devices import USABLE_MEMORY_FRACTION, matches_device
     from qkv.cost.units import format_bytes
-    from qkv.training.device_calibration import device_name
+    from qkv.training.device_calibration import gpu_name_or_cpu_threads
 
     device = select_device("cpu" if requested_device is not None and requested_device.name == "cpu" else "auto")
-    name = device_name(device)
+    name = gpu_name_or_cpu_threads(device)
     if requested_device is not None and not matches_device(requested_device.name, name):
         raise InputError(f"--measure: cannot measure {requested_device.name}, because this machine's device is {name}")
     total, peak = total_memory(device), estimate.memory.peak

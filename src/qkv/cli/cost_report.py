@@ -19,7 +19,7 @@ COMPLEXITY_LEGEND = "Complexity: b is the batch size, n the sequence length, d t
 def lecture_cells(row: "LectureRow") -> list[str]:
     """Format a row with the terms of lecture E."""
     order, io_order = (f"O({order})" if order else "" for order in (row.order, row.io_order))
-    return [row.name, order, f"{row.flops:,}", io_order, f"{row.elements:,}", f"{row.intensity:.3g}"]
+    return [row.name, order, f"{row.flops:,}", io_order, f"{row.unfused_elements:,}", f"{row.intensity:.3g}"]
 
 
 def cost_cells(row: "LectureRow", total: "LectureRow") -> list[str]:
@@ -49,7 +49,7 @@ def format_lecture_tables(tables: "Sequence[LectureTable]") -> list[str]:
     return lines
 
 
-def format_cost_tables(tables: "Sequence[LectureTable]", device: "DeviceSpec | None", peak: float) -> list[str]:
+def format_cost_tables(tables: "Sequence[LectureTable]", device: "DeviceSpec | None", peak_flops: float) -> list[str]:
     """Format the costs of the workload's kernels; with a device, also what limits each operation."""
     lines: list[str] = []
     for table in tables:
@@ -59,7 +59,7 @@ def format_cost_tables(tables: "Sequence[LectureTable]", device: "DeviceSpec | N
         if device is not None:
             header.append("limited by")
             for row, cells in zip(table_rows, rows, strict=True):
-                cells.append("compute" if row.kernel_intensity > peak / device.bandwidth else "memory")
+                cells.append("compute" if row.kernel_intensity > peak_flops / device.bandwidth else "memory")
         lines += [*([f"{table.title}:"] if table.title else []), *format_table(header, rows), ""]
     return lines
 
@@ -96,20 +96,20 @@ def _latex_math(text: str) -> str:
     return text.replace("²", "^2")
 
 
-def format_totals(estimate: "Estimate", *, is_lecture: bool) -> list[str]:
+def format_parameters_flops_and_memory(estimate: "Estimate", *, with_slide_notes: bool) -> list[str]:
     """Format the parameters, FLOPs and memory of the whole model."""
     from qkv.config import RNNConfig
-    from qkv.cost.lecture_tables import count_attention_parameters
+    from qkv.cost.lecture_tables import count_attention_matrix_parameters
     from qkv.cost.units import format_bytes, format_flops
 
     config, flops, memory = estimate.config, estimate.flops, estimate.memory
     rows = [("parameters", f"{estimate.parameters.total:,}", "")]
     if not isinstance(config, RNNConfig) and config.family != "seq2seq":
         n_layers = config.n_layers
-        n_weights = count_attention_parameters(config, n_layers)
+        n_weights = count_attention_matrix_parameters(config, n_layers)
         is_standard = n_weights == 4 * n_layers * config.d_model**2
         formula = f"4·{n_layers}·{config.d_model}²" if is_standard else "W_Q, W_K, W_V, W_O"
-        formula += "; slide C omits the 4" if is_standard and is_lecture else ""
+        formula += "; slide C omits the 4" if is_standard and with_slide_notes else ""
         rows.append(("attention parameters", f"{n_weights:,}", formula))
     rows += [("FLOPs, forward", f"{flops.forward:,}", format_flops(flops.forward))]
     if flops.useful_forward != flops.forward:
@@ -179,7 +179,7 @@ def _suggest_fitting_options(plan: "TrainingPlan") -> str:
     """Suggest options with which the model would fit into memory."""
     from qkv.cost.units import format_bytes
 
-    workload = plan.fewest_devices_workload()
+    workload = plan.fewest_fsdp_devices_workload()
     if workload is None:
         options = f"--gpus {plan.device_counts_to_try[-1]} --sharding fsdp --activation-checkpointing"
         cast_bytes = plan.weight_cast_bytes_preventing_fit
@@ -190,7 +190,7 @@ def _suggest_fitting_options(plan: "TrainingPlan") -> str:
     return " ".join([*options, *(["--activation-checkpointing"] if workload.activation_checkpointing else [])])
 
 
-def format_operation_comparison(operations: Sequence[dict[str, Any]]) -> list[str]:
+def format_predicted_vs_measured_operations(operations: Sequence[dict[str, Any]]) -> list[str]:
     """Format the predicted and measured time of each operation, summed over all layers."""
     rows = []
     for operation in operations:
@@ -217,7 +217,7 @@ def format_memory_warning(estimate: "Estimate", device: "DeviceSpec | None") -> 
     ]
 
 
-def format_times(times: dict[str, Any]) -> list[str]:
+def format_times_and_operation_comparison(times: dict[str, Any]) -> list[str]:
     """Format the bound, the prediction and the measurement, and the comparison of the measured operations."""
     lines = []
     if "bound" in times:
@@ -241,7 +241,7 @@ def format_times(times: dict[str, Any]) -> list[str]:
         )
         lines += [f"{'':17} {measurement['note']}"] if measurement["note"] else []
         if measurement["operations"]:
-            lines += ["", *format_operation_comparison(measurement["operations"])]
+            lines += ["", *format_predicted_vs_measured_operations(measurement["operations"])]
             lines.append(f"mean error of the operations: {measurement['mean_operation_error']:.0%}")
     return lines
 

@@ -10,7 +10,7 @@ import typer
 
 from qkv.choices import TokenizerKind
 from qkv.cli.data_split import split
-from qkv.cli.help import PlainHelpCommand
+from qkv.cli.help import SimplifiedMetavarCommand
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ data = typer.Typer(
       qkv data split spa-eng.tsv --out es-en
     """,
 )
-data.command(cls=PlainHelpCommand)(split)
+data.command(cls=SimplifiedMetavarCommand)(split)
 
 
-@data.command(cls=PlainHelpCommand)
+@data.command(cls=SimplifiedMetavarCommand)
 def prepare(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders; - is standard input.")
@@ -79,22 +79,22 @@ def prepare(
     """
     from qkv.cli.progress import print_status
     from qkv.data import is_unfinished, prepare_store
-    from qkv.data.sentence_store import prepare_sentences
-    from qkv.data.text_sources import find_sources
+    from qkv.data.sentence_store import prepare_sentence_store
+    from qkv.data.text_sources import parse_text_sources
 
-    find_sources(files)
+    parse_text_sources(files)
     if is_unfinished(out):
         print_status(f"{out}: resuming an unfinished store")
     kind = TokenizerKind.WORDPIECE if sentences and tokenizer is None and kind is None else kind
     loaded = _load_or_train_tokenizer(files, out, tokenizer, vocab_size=vocab_size, kind=kind, field=field)
-    prepare_function = prepare_sentences if sentences else prepare_store
-    store = _prepare_with_progress(
+    prepare_function = prepare_sentence_store if sentences else prepare_store
+    store = _prepare_store_and_print_throughput(
         partial(prepare_function, files, out, tokenizer=loaded, field=field, n_workers=workers)
     )
     _print_store_summary(store, as_json=as_json)
 
 
-def _prepare_with_progress(prepare_function: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
+def _prepare_store_and_print_throughput(prepare_function: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
     """Prepare a store with a progress bar and report the throughput."""
     from qkv.cli.progress import print_status, progress_bar
     from qkv.data import TokenStore
@@ -125,12 +125,14 @@ def _print_store_summary(store: "TokenStore", *, as_json: bool) -> None:
         )
 
 
-@data.command("show", cls=PlainHelpCommand)
+@data.command("show", cls=SimplifiedMetavarCommand)
 def show_batch(
     store: Annotated[Path, typer.Argument(help="Folder created by `qkv data prepare`, or run folder.")],
     *,
     batch: Annotated[int, typer.Option(min=0, help="Index of the batch, starting at 0.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the order, sentence pairs and masking.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed for the order of examples, the sentence pairs and the masking.")
+    ] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of rows in the batch.")] = 1,
     seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens per row.")] = 32,
     packed: Annotated[
@@ -176,25 +178,31 @@ def show_batch(
 
 
 def _load_or_train_tokenizer(
-    files: list[str], out: Path, path: Path | None, *, vocab_size: int | None, kind: TokenizerKind | None, field: str
+    files: list[str],
+    resumable_store: Path,
+    tokenizer_path: Path | None,
+    *,
+    vocab_size: int | None,
+    kind: TokenizerKind | None,
+    field: str,
 ) -> "Tokenizer":
     from qkv.cli.tokenizer import check_output_folder, train_tokenizer_on_files
     from qkv.data import is_unfinished
     from qkv.text import load_tokenizer
 
-    if path is not None and (vocab_size is not None or kind is not None):
+    if tokenizer_path is not None and (vocab_size is not None or kind is not None):
         raise InputError("--tokenizer cannot be combined with --vocab-size or --kind, which train a new tokenizer")
-    if path is not None:
-        return load_tokenizer(path)
-    if is_unfinished(out) and (out / "tokenizer.json").is_file():
-        return load_tokenizer(out)
+    if tokenizer_path is not None:
+        return load_tokenizer(tokenizer_path)
+    if is_unfinished(resumable_store) and (resumable_store / "tokenizer.json").is_file():
+        return load_tokenizer(resumable_store)
     if "-" in files:
         raise InputError(
             "cannot train a tokenizer on standard input, which can be read only once; train a tokenizer first and pass "
             "it with --tokenizer"
         )
-    if not is_unfinished(out):
-        check_output_folder(out)
+    if not is_unfinished(resumable_store):
+        check_output_folder(resumable_store)
     return train_tokenizer_on_files(files, kind=kind or TokenizerKind.BPE, vocab_size=vocab_size or 8192, field=field)
 
 

@@ -10,7 +10,9 @@ import typer
 def split(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="Files with a tab-separated source and target per line (.xz, .gz too)."),
+        typer.Argument(
+            metavar="FILE", help="Files with one pair per line: source, tab, target. Can be compressed (.gz or .xz)."
+        ),
     ],
     *,
     dev: Annotated[int, typer.Option(min=0, help="Number of pairs in the development set.")] = 2000,
@@ -38,7 +40,7 @@ def split(
     """
     from qkv.cli.progress import print_status
     from qkv.cli.tokenizer import check_output_folder
-    from qkv.data.file_io import convert_disk_errors, write_atomically
+    from qkv.data.file_io import convert_os_errors_to_disk_error, write_atomically
     from qkv.data.pair_files import PairFile
     from qkv.data.pair_split import leakage, split_pairs
 
@@ -48,7 +50,7 @@ def split(
     if len(pairs) < len(all_pairs):
         print_status(f"ignored {len(all_pairs) - len(pairs):,} pairs with an empty side")
     parts = split_pairs(pairs, n_dev=dev, n_test=test, seed=seed, by_component=not random)
-    with convert_disk_errors(out, 0):
+    with convert_os_errors_to_disk_error(out, 0):
         out.mkdir(parents=True, exist_ok=True)
     summary = {}
     for name, indices in (("train", parts.train), ("dev", parts.dev), ("test", parts.test)):

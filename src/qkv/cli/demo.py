@@ -53,7 +53,7 @@ def demo(
     """
     for caption, command_line in DEMO_COMMANDS:
         print(f"{caption}\n$ qkv {command_line}", flush=True)
-        for line in capture_output(command_line).splitlines():
+        for line in capture_qkv_output(command_line).splitlines():
             print(fill(line, TERMINAL_WIDTH, initial_indent="    ", subsequent_indent="    "))
         print(flush=True)
     if no_serve:
@@ -64,7 +64,7 @@ def demo(
     explore(None, port=port, no_browser=no_browser)
 
 
-def capture_output(command_line: str) -> str:
+def capture_qkv_output(command_line: str) -> str:
     """Run a qkv command in this process, so that torch is imported only once, and return its standard output."""
     from qkv.cli import app
 

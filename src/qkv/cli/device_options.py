@@ -35,7 +35,7 @@ class DeviceOptions:
     dtype: InferenceDType = InferenceDType.FLOAT32
     int8: bool = False
 
-    def load_task(self, model: str) -> "Task":
+    def load_task_and_print_remarks(self, model: str) -> "Task":
         """Load a model and print its warnings."""
         from qkv.tasks import load
 
@@ -43,7 +43,7 @@ class DeviceOptions:
         _print_remarks(task, model)
         return task
 
-    def load_task_as(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
+    def load_task_as_and_print_remarks(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
         """Load a model that must be of the given task type and print its warnings."""
         from qkv.tasks import load_as
 

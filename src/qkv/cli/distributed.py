@@ -26,7 +26,7 @@ def distributed_context(device: "torch.device", sharding: str | None) -> "Iterat
 
     kind = _parse_sharding(sharding)
     if is_launched_by_torchrun():
-        yield from _torchrun_context(device, kind)
+        yield from _torchrun_context_exiting_on_errors(device, kind)
     elif sharding is not None:
         raise ConfigError(f"--sharding {kind} requires torchrun: torchrun --nproc-per-node 4 -m qkv.cli train …")
     else:
@@ -51,7 +51,9 @@ def _parse_sharding(sharding: str | None) -> "Sharding":
     return Sharding(sharding or Sharding.DDP)
 
 
-def _torchrun_context(device: "torch.device", kind: "Sharding") -> "Iterator[tuple[Distributed, torch.device]]":
+def _torchrun_context_exiting_on_errors(
+    device: "torch.device", kind: "Sharding"
+) -> "Iterator[tuple[Distributed, torch.device]]":
     from qkv.training.torchrun import DISTRIBUTED_CLASSES, is_peer_failure, select_local_device
 
     rank_device = select_local_device(device)

@@ -57,13 +57,15 @@ def embed(
       qkv embed bert "A cat sleeps." "A dog runs."
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
-    from qkv.cli.text_inputs import encode_in_batches, iter_input_texts, map_encoded_texts
+    from qkv.cli.text_inputs import encode_in_batches_and_report_truncation, iter_input_texts, map_encoded_texts
     from qkv.tasks import TextEncoder
 
     if out is not None:
         _check_npy_output(out, as_json=as_json)
-    task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
-    batches = encode_in_batches(task, iter_input_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens)
+    task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
+    batches = encode_in_batches_and_report_truncation(
+        task, iter_input_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens
+    )
     results = map_encoded_texts(
         batches, lambda batch: list(task.embed(batch, pooling=pooling, normalize=normalize).float().cpu().numpy())
     )

@@ -125,7 +125,7 @@ def _evaluate_text(
 ) -> dict[str, float | int | None]:
     from qkv.tasks import LanguageModel, TextEncoder
 
-    match task := device_options.load_task(model):
+    match task := device_options.load_task_and_print_remarks(model):
         case LanguageModel():
             return _evaluate_language_model(task, files, limit=limit)
         case TextEncoder():
@@ -145,7 +145,7 @@ def _evaluate_labeled(model: str, file: Path, *, truncate: bool, device_options:
     from qkv.tasks import TextEncoder
     from qkv.tasks.evaluation import evaluate_classifier
 
-    task = device_options.load_task_as(TextEncoder, model)
+    task = device_options.load_task_as_and_print_remarks(TextEncoder, model)
     return evaluate_classifier(task, file, columns=ColumnNames(), truncate=truncate)
 
 

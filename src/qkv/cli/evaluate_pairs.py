@@ -61,7 +61,7 @@ def _translate_sources(model: str, sources: list[str], beam: int, device_options
     from qkv.cli.text_inputs import TEXTS_PER_BATCH
     from qkv.tasks import Translator
 
-    task = device_options.load_task_as(Translator, model)
+    task = device_options.load_task_as_and_print_remarks(Translator, model)
     translations: list[str] = []
     with progress_bar(f"{model}: translating") as update:
         for start in range(0, len(sources), TEXTS_PER_BATCH // 4):

@@ -39,11 +39,19 @@ def fill(
       qkv fill bert --json < sentences.txt
     """
     from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import encode_in_batches, escape_newlines, is_blank, iter_input_texts, map_encoded_texts
+    from qkv.cli.text_inputs import (
+        encode_in_batches_and_report_truncation,
+        escape_newlines,
+        is_blank,
+        iter_input_texts,
+        map_encoded_texts,
+    )
     from qkv.tasks import TextEncoder
 
-    task = DeviceOptions(device=device, dtype=dtype).load_task_as(TextEncoder, model)
-    batches = encode_in_batches(task, iter_input_texts(texts), truncate=truncate, parse_special_tokens=True)
+    task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
+    batches = encode_in_batches_and_report_truncation(
+        task, iter_input_texts(texts), truncate=truncate, parse_special_tokens=True
+    )
     n_texts, unmasked = 0, []
     for encoded, filled in map_encoded_texts(
         batches, lambda batch: task.fill_mask(batch, n=top_k), is_included=task.has_mask

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -157,7 +157,7 @@ def finetune(
         finetune_run = start_finetuning(config, out or next_run_folder(), data or Path())
     try:
         with raise_on_stop_signals():
-            _print_results(_iter_runs_with_progress(finetune_run, torch_device), as_json=as_json)
+            _print_results(_finetune_models_with_progress(finetune_run, torch_device), as_json=as_json)
     except SignalInterrupt as stop:
         print_status(f"stopped by {stop.signal.name}; resume with: qkv finetune --resume {finetune_run.run.path}")
         sys.exit(128 + stop.signal)
@@ -178,27 +178,27 @@ def _build_finetuning_config(
     return FinetuningConfig(models=tuple(models), train=str(data), evaluation=evaluation_file, **given_settings)
 
 
-def _parse_freeze(text: str) -> int | str:
+def _parse_freeze(text: str) -> Literal["all"] | int:
     if text == "all":
-        return text
+        return "all"
     if not text.isdigit():
         raise InputError(f"--freeze {text}: must be a number of layers, or all")
     return int(text)
 
 
-def _iter_runs_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
+def _finetune_models_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
     from qkv.tasks.finetune import finetune_models_over_seeds
 
     with sequential_progress_bars() as start_bar:
 
         def make_report(name: str, seed: int) -> "MetricsCallback":
             run_name = f"{name}, seed {seed}"
-            return _metrics_callback(run_name, start_bar(run_name))
+            return _progress_and_evaluation_callback(run_name, start_bar(run_name))
 
         yield from finetune_models_over_seeds(finetune_run, device=device, reports=make_report, log=print_status)
 
 
-def _metrics_callback(run_name: str, update_bar: "Callable[[int, int], None]") -> "MetricsCallback":
+def _progress_and_evaluation_callback(run_name: str, update_bar: "Callable[[int, int], None]") -> "MetricsCallback":
     """Return a callback that advances the progress bar after a step and prints the metrics of an evaluation."""
 
     def report(entry: "Mapping[str, Any]") -> None:

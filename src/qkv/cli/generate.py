@@ -97,7 +97,8 @@ class GenerateOptions:
 def generate(
     model: ModelArgument,
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Prompts. If none are given, they are read from standard input, one per line."),
     ] = None,
     *,
     max_new_tokens: Annotated[
@@ -105,7 +106,7 @@ def generate(
     ] = 200,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Sampling temperature; 0 selects the most likely token (greedy decoding). Default: 0.8."),
+        typer.Option(help="Sampling temperature; 0 selects the most likely token (default: 0.8)."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample only from the N most likely tokens.")] = None,
     top_p: Annotated[
@@ -122,21 +123,24 @@ def generate(
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Locally typical sampling: rank tokens by how close their surprisal is to the entropy, and sample "
-            "only from the first ones, whose total probability reaches X."
+            help="Locally typical sampling: rank tokens by how close their surprisal is to the entropy of the "
+            "distribution, and sample only from the top-ranked tokens whose total probability reaches X."
         ),
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Repetition penalty. Values above 1 discourage repetition.")
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Stop generating at this string. Can be given multiple times.")
+        list[str] | None,
+        typer.Option(help="Stop when this string is generated; it is not printed. Can be given multiple times."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: 0).")] = None,
     beam: Annotated[
         int | None, typer.Option(metavar="N", help="Use beam search with N beams instead of sampling.")
     ] = None,
-    n_best: Annotated[int, typer.Option(help="Number of texts to print per prompt, with scores. Requires --beam.")] = 1,
+    n_best: Annotated[
+        int, typer.Option(help="Print the N best texts per prompt; if N > 1, with their scores. Requires --beam.")
+    ] = 1,
     length_penalty: Annotated[
         float,
         typer.Option(help="Length penalty for beam search: the log probability is divided by length^X."),
@@ -163,7 +167,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    Prints the prompt followed by the generated text. If the prompt is empty, the model starts a new text.
+    Prints the prompt followed by the generated text. With an empty prompt (""), the model starts a new text.
 
     \b
     Examples:
@@ -203,8 +207,8 @@ def generate(
 
     prompt_texts = list(iter_input_texts(prompts))
     if "" in prompt_texts:
-        _check_empty_prompt_supported(model)
-    task = DeviceOptions(int8=int8, device=device, dtype=dtype).load_task_as(LanguageModel, model)
+        _reject_model_trained_on_single_document(model)
+    task = DeviceOptions(int8=int8, device=device, dtype=dtype).load_task_as_and_print_remarks(LanguageModel, model)
     _report_earlier_best_checkpoint(Path(model))
     _generate_and_print(task, prompt_texts, options)
 
@@ -227,7 +231,7 @@ def _report_earlier_best_checkpoint(run: Path) -> None:
         )
 
 
-def _check_empty_prompt_supported(model: str) -> None:
+def _reject_model_trained_on_single_document(model: str) -> None:
     """Raise `InputError` for an empty prompt if the model was trained on a single document.
 
     An empty prompt is encoded as the token between two documents. A model trained on one document has never seen a
@@ -246,7 +250,7 @@ def _check_empty_prompt_supported(model: str) -> None:
 
 def _generate_and_print(task: "LanguageModel", prompts: list[str], options: GenerateOptions) -> None:
     if options.beam_config is not None:
-        _print_beam_search(task, prompts, options, beam=options.beam_config)
+        _beam_search_and_print(task, prompts, options, beam=options.beam_config)
     elif options.stream:
         _print_stream(task, prompts, options)
     elif options.steps:
@@ -269,24 +273,24 @@ def _generate_and_print(task: "LanguageModel", prompts: list[str], options: Gene
             sampling=options.sampling_config,
         )
         if options.is_profiled:
-            continuations = _profile_generation(task, prompts, generate_batch, options.trace)
+            continuations = _warm_up_and_print_generation_profile(task, prompts, generate_batch, options.trace)
         else:
             continuations = generate_batch()
         for prompt, continuation in zip(prompts, continuations, strict=True):
             _print_continuation(task, prompt, continuation, options)
 
 
-def _profile_generation(
+def _warm_up_and_print_generation_profile(
     task: "LanguageModel", prompts: list[str], generate_batch: "Callable[[], list[Continuation]]", trace: Path | None
 ) -> "list[Continuation]":
     """Generate under the profiler and print the profile."""
     from qkv.cli.profile_report import print_profile
-    from qkv.training.profiler import profile_generation
+    from qkv.training.profiler import time_then_profile_generation
 
     # The first call packs the weights and selects kernels. Its result also determines the expected cost.
-    expected = _estimate_generation_cost(task, prompts, generate_batch())
+    expected = _estimate_single_batch_generation_cost(task, prompts, generate_batch())
     device = task.model.embedding.token.weight.device
-    continuations, profile = profile_generation(generate_batch, device, expected=expected, trace=trace)
+    continuations, profile = time_then_profile_generation(generate_batch, device, expected=expected, trace=trace)
     n_new = sum(len(continuation.ids) for continuation in continuations)
     reason = "the cost of int8 is not estimated" if _is_int8(task) else "the prompts do not fit into one batch"
     workload = f"{n_new:,} new token{'s' * (n_new != 1)}, {len(prompts):,} prompt{'s' * (len(prompts) != 1)}"
@@ -294,7 +298,7 @@ def _profile_generation(
     return continuations
 
 
-def _estimate_generation_cost(
+def _estimate_single_batch_generation_cost(
     task: "LanguageModel", prompts: list[str], continuations: "list[Continuation]"
 ) -> "Estimate | None":
     """Estimate the cost of one batch; return None for several batches and for int8, which are not modeled."""
@@ -349,13 +353,13 @@ def _print_log_probabilities(task: "LanguageModel", continuation: "Continuation"
 
 
 def _continuation_to_dict(task: "LanguageModel", continuation: "Continuation") -> dict[str, Any]:
-    from qkv.text.token_display import token_text
+    from qkv.text.token_display import token_text_or_vocabulary_name
 
     score = {} if continuation.score is None else {"score": continuation.score}
     return {
         "text": continuation.text,
         "ids": continuation.ids,
-        "tokens": [token_text(task.tokenizer, token_id) for token_id in continuation.ids],
+        "tokens": [token_text_or_vocabulary_name(task.tokenizer, token_id) for token_id in continuation.ids],
         "log_probabilities": continuation.log_probabilities,
         "finish_reason": continuation.finish_reason,
         **score,
@@ -372,7 +376,7 @@ def _print_stream(task: "LanguageModel", prompts: list[str], options: GenerateOp
         print()
 
 
-def _print_beam_search(
+def _beam_search_and_print(
     task: "LanguageModel", prompts: list[str], options: GenerateOptions, *, beam: "BeamConfig"
 ) -> None:
     results = task.beam_search(prompts, max_new=options.max_new_tokens, beam=beam)

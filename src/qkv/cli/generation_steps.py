@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from qkv.text.token_display import quoted_token_text, token_text
+from qkv.text.token_display import quoted_token_text, token_text_or_vocabulary_name
 
 if TYPE_CHECKING:
     from qkv.config import SamplingConfig
@@ -49,7 +49,7 @@ def _iter_steps(
         candidates = [
             {
                 "id": candidate.id,
-                "token": token_text(task.tokenizer, candidate.id),
+                "token": token_text_or_vocabulary_name(task.tokenizer, candidate.id),
                 "probability": candidate.probability,
                 "sampling_probability": candidate.revised,
                 "chosen": candidate.is_chosen,

@@ -9,7 +9,7 @@ OVERVIEW = {
     "Get started": (
         ("qkv demo", "Show what the shipped models can do"),
         ("qkv models", "List shipped models and your runs"),
-        ("qkv lesson walkthrough", "Run worked examples, step by step"),
+        ("qkv lesson walkthrough", "Work through an example step by step"),
         ("qkv doctor", "Check this machine's setup"),
     ),
     "Use a model": (
@@ -33,15 +33,15 @@ OVERVIEW = {
     ),
     "Measure": (
         ("qkv evaluate stories --text book.txt", "Compute loss, BLEU or accuracy"),
-        ("qkv verify stories", "Check that implementations agree"),
+        ("qkv verify stories", "Check fast code paths against the reference"),
         ("qkv cost gpt2", "Estimate FLOPs, memory and time"),
     ),
     "Export": (("qkv convert stories s.gguf --to gguf", "Convert to another format"),),
 }
 """Groups of commands on the overview page: an example of each command and its description."""
 EXIT_STATUS = (
-    "Exit status: 0 for success, 1 for a failure (disk, network, failed check), 2 for invalid input, 130 or 143 if "
-    "interrupted by Ctrl-C or SIGTERM."
+    "Exit status: 0 for success, 1 for a failure (disk, network, failed check), 2 for invalid input, 130 after "
+    "Ctrl-C, 143 after SIGTERM."
 )
 _EXAMPLE_WIDTH = max(len(example) for group in OVERVIEW.values() for example, _ in group)
 _METAVARS = {
@@ -55,24 +55,14 @@ _METAVARS = {
 """Regular expressions for typer's names of value types, and the names used on the help pages."""
 
 
-class PlainHelpCommand(TyperCommand):
+class SimplifiedMetavarCommand(TyperCommand):
     """A command with conventional names for values (N, X, TEXT, PATH) and arguments (MODEL [TEXTS]...) in its help."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - signature of the base class
         return [_format_argument_name(part) for part in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
-        rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
-        for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                name, text = record
-                is_argument = parameter.param_type_name == "argument"
-                name = _format_argument_name(name.partition(" ")[0]) if is_argument else _format_metavar(name)
-                rows[parameter.param_type_name].append((name, _simplify_range(text)))
-        for kind, title in (("argument", "Arguments"), ("option", "Options")):
-            if rows[kind]:
-                with formatter.section(title):
-                    formatter.write_dl(rows[kind])
+        _write_arguments_and_options(self.get_params(ctx), ctx, formatter)
 
 
 class OverviewGroup(TyperGroup):
@@ -88,10 +78,24 @@ class OverviewGroup(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         """Write the commands before the options, because most readers look for a command."""
         self.format_commands(ctx, formatter)
-        PlainHelpCommand.format_options(self, ctx, formatter)  # pyright: ignore[reportArgumentType] - uses only get_params
+        _write_arguments_and_options(self.get_params(ctx), ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text("Run `qkv COMMAND --help` for that command's options and more examples.")
         formatter.write_text(EXIT_STATUS)
+
+
+def _write_arguments_and_options(parameters: list[Any], ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of click
+    rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+    for parameter in parameters:
+        if (record := parameter.get_help_record(ctx)) is not None:
+            name, text = record
+            is_argument = parameter.param_type_name == "argument"
+            name = _format_argument_name(name.partition(" ")[0]) if is_argument else _format_metavar(name)
+            rows[parameter.param_type_name].append((name, _simplify_range(text)))
+    for kind, title in (("argument", "Arguments"), ("option", "Options")):
+        if rows[kind]:
+            with formatter.section(title):
+                formatter.write_dl(rows[kind])
 
 
 def _format_argument_name(name: str) -> str:

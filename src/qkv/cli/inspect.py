@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import AttentionKind, ViewKind
+from qkv.choices import AttentionStack, ViewKind
 from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
@@ -28,7 +28,7 @@ class InspectOptions:
     model: str
     view: ViewKind
     target: str | None
-    stack: AttentionKind | None
+    stack: AttentionStack | None
     layer: int | None
     head: int | None
     query: str | None
@@ -56,7 +56,7 @@ def inspect(
         str | None,
         typer.Option(help="Translation (default: the model's translation), or second text of a pair for a BERT."),
     ] = None,
-    stack: Annotated[AttentionKind | None, typer.Option(help="Attention stack, for models that have several.")] = None,
+    stack: Annotated[AttentionStack | None, typer.Option(help="Attention stack, for models that have several.")] = None,
     layer: Annotated[
         int | None,
         typer.Option(
@@ -168,7 +168,9 @@ def inspect(
             print(json.dumps({"view": view.value, "text": text}) if as_json else "")
             continue
         result, changes = (
-            (_build_checkpoint_timeline(options, text), []) if task is None else _build_view(task, options, text)
+            (_build_checkpoint_timeline(options, text), [])
+            if task is None
+            else _build_view_and_describe_changes(task, options, text)
         )
         if plot is not None:
             _plot_to_file(result, text, changes, plot)
@@ -234,7 +236,7 @@ def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "M
     return prepare_input(task, source, options.target or task.translate_batch([text])[0].hypotheses[0].ids)
 
 
-def _build_view(task: "Task", options: InspectOptions, text: str) -> "tuple[View, list[str]]":
+def _build_view_and_describe_changes(task: "Task", options: InspectOptions, text: str) -> "tuple[View, list[str]]":
     """Run the model on a text and return the view, with descriptions of the interventions not in the view itself."""
     from qkv.cli.progress import print_status
     from qkv.inspection import (
@@ -265,10 +267,10 @@ def _build_view(task: "Task", options: InspectOptions, text: str) -> "tuple[View
     with apply_interventions(task.model, interventions):
         cache = run_with_cache(task.model, model_input)
     changes = [describe_intervention(intervention, model_input) for intervention in interventions]
-    return _view_of_cache(task, options, cache), changes
+    return _compute_view_from_activations(task, options, cache), changes
 
 
-def _view_of_cache(task: "Task", options: InspectOptions, cache: "ActivationCache") -> "View":
+def _compute_view_from_activations(task: "Task", options: InspectOptions, cache: "ActivationCache") -> "View":
     """Compute the selected view from the activations."""
     from qkv.inspection import (
         classify_heads,
@@ -280,8 +282,8 @@ def _view_of_cache(task: "Task", options: InspectOptions, cache: "ActivationCach
     )
 
     stack = options.stack
-    if stack is None and options.view is ViewKind.MAP and AttentionKind.CROSS in cache.stacks:
-        stack = AttentionKind.CROSS
+    if stack is None and options.view is ViewKind.MAP and AttentionStack.CROSS in cache.stacks:
+        stack = AttentionStack.CROSS
     is_prediction = options.view is ViewKind.LOGIT_ATTRIBUTION or not cache.stacks
     query_tokens = (
         cache.model_input.prediction_tokens if is_prediction else cache.attention_axis_tokens(stack or cache.stacks[0])
@@ -306,7 +308,7 @@ def _view_of_cache(task: "Task", options: InspectOptions, cache: "ActivationCach
     return view
 
 
-def _build_attention_map(cache: "ActivationCache", options: InspectOptions, stack: AttentionKind | None) -> "View":
+def _build_attention_map(cache: "ActivationCache", options: InspectOptions, stack: AttentionStack | None) -> "View":
     from qkv.inspection import attention_map
     from qkv.inspection.attention_map import refine_map
 
@@ -323,9 +325,9 @@ def _parse_interventions(task: "Task", options: InspectOptions, model_input: "Mo
     from qkv.tasks import Translator
 
     if isinstance(task.model, RNNSeq2Seq):
-        default_stack = AttentionKind.CROSS
+        default_stack = AttentionStack.CROSS
     else:
-        default_stack = AttentionKind.DECODER if isinstance(task, Translator) else AttentionKind.SELF
+        default_stack = AttentionStack.DECODER if isinstance(task, Translator) else AttentionStack.SELF
     stack = options.stack or default_stack
     queries, keys = (model_input.attention_axis_tokens(stack, is_key=is_key) for is_key in (False, True))
     for value in options.ablated_heads:

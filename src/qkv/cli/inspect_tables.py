@@ -42,7 +42,7 @@ def _print_view_body(view: View) -> None:
             print_matrix(view.weights, rows=view.queries, columns=view.keys, corner="query → key")
             print_text(ATTENTION_CAVEAT)
         case NeuronView():
-            _print_neuron_view(view)
+            _print_query_key_scores_and_weights(view)
         case ResidualStreamView():
             _print_residual_stream_norms(view)
         case LogitLensView():
@@ -50,13 +50,13 @@ def _print_view_body(view: View) -> None:
         case CoreferenceView():
             _print_coreference(view)
         case EmbeddingView():
-            _print_embeddings(view)
+            _print_embedding_projection_and_neighbors(view)
         case LogitAttribution():
             _print_logit_attribution(view)
         case InterventionEffect():
             _print_intervention_effect(view)
         case TrainingTimelineView():
-            _print_checkpoint_timeline(view)
+            _print_pattern_scores_by_checkpoint(view)
 
 
 def _print_changes(changes: list[str]) -> None:
@@ -88,7 +88,7 @@ def _print_head_patterns(view: HeadsView) -> None:
     )
 
 
-def _print_neuron_view(view: NeuronView) -> None:
+def _print_query_key_scores_and_weights(view: NeuronView) -> None:
     print_section(
         f"{view.stack}, layer {view.layer}, head {view.head}: attention weights of the query {view.query_label}"
     )
@@ -134,7 +134,7 @@ def _print_coreference(view: CoreferenceView) -> None:
         print_text(note)
 
 
-def _print_embeddings(view: EmbeddingView) -> None:
+def _print_embedding_projection_and_neighbors(view: EmbeddingView) -> None:
     print_section(
         "Final vector of each token (first two principal components) and its cosine similarity to the embedding"
     )
@@ -172,7 +172,7 @@ def _print_intervention_effect(view: InterventionEffect) -> None:
     )
 
 
-def _print_checkpoint_timeline(view: TrainingTimelineView) -> None:
+def _print_pattern_scores_by_checkpoint(view: TrainingTimelineView) -> None:
     print_section("Highest score of each attention pattern, and loss on the text, at each checkpoint")
     losses = view.losses or [float("nan")] * len(view.steps)
     best = view.scores.flatten(1, 2).amax(1).tolist()

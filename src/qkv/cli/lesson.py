@@ -47,7 +47,7 @@ def lesson(
 def _list_lessons() -> None:
     from qkv.lessons import LESSONS
 
-    rows = [(info.name, " ".join(info.lectures), " ".join(info.rows), info.title) for info in LESSONS.values()]
+    rows = [(info.name, " ".join(info.lectures), " ".join(info.mission_rows), info.title) for info in LESSONS.values()]
     print("\n".join(format_table(["NAME", "LECTURES", "ROWS", "TITLE"], rows, n_left_aligned=4)))
 
 

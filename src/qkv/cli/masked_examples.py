@@ -28,8 +28,8 @@ def print_masked_batch(
     batches = MaskedBatches(
         source=store, tokenizer=tokenizer, config=config, seq_len=seq_len, batch_size=batch_size, seed=seed
     )
-    batch, pairs = batches.batch(batch_index), batches.pair_sampler(batches.running_example_numbers(batch_index))
-    documents = zip(store.document_at(pairs.a).tolist(), store.document_at(pairs.b).tolist(), strict=True)
+    batch, pairs = batches.batch(batch_index), batches.pair_sampler(batches.rank_example_numbers(batch_index))
+    documents = zip(store.document_at(pairs.a_starts).tolist(), store.document_at(pairs.b_starts).tolist(), strict=True)
     for row, (document_a, document_b) in enumerate(documents):
         n_tokens = int(batch.attention_mask[row].sum())
         ids, segments = batch.ids[row, :n_tokens].tolist(), batch.segments[row, :n_tokens].tolist()

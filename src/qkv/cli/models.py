@@ -100,9 +100,9 @@ def _describe_local_model(folder: Path, newest_checkpoint: Path, n_bytes: int) -
         summary, scores = (
             ("model folder", {})
             if newest_checkpoint == folder
-            else _run_description_and_best_loss(newest_checkpoint / "progress.json")
+            else _read_run_description_and_best_loss(newest_checkpoint / "progress.json")
         )
-        scores = _main_finetune_metric_by_label(folder / "result.json") or scores
+        scores = _read_main_finetune_metric(folder / "result.json") or scores
     except (QKVError, ValueError, KeyError, TypeError) as error:
         summary = f"cannot be read: {error}"
     return ModelEntry(
@@ -125,7 +125,7 @@ def _command_for_model(config: "ModelConfig") -> str:
     return "generate" if isinstance(config, GPTConfig) else "translate"
 
 
-def _run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[str, float]]:
+def _read_run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[str, float]]:
     """Return a description and the best validation loss of a run, from its newest checkpoint."""
     if not progress_file.is_file():
         return "local run", {}
@@ -135,7 +135,7 @@ def _run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[str, 
     return f"local run, {progress['step']:,} steps", scores
 
 
-def _main_finetune_metric_by_label(result_file: Path) -> dict[str, float]:
+def _read_main_finetune_metric(result_file: Path) -> dict[str, float]:
     """Return the main metric of a fine-tuned run, which is more informative than its loss, or {} for other runs."""
     if not result_file.is_file():
         return {}

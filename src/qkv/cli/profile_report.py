@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qkv.training.profiler import Profile
 
 ProfileOption = Annotated[
-    bool, typer.Option("--profile", help="Print a breakdown of the run time and compare it with the roofline bound.")
+    bool, typer.Option("--profile", help="Print where the time goes and compare the total with the roofline bound.")
 ]
 TraceOption = Annotated[
     Path | None,

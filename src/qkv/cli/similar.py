@@ -40,20 +40,29 @@ def similar(
     import torch
 
     from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import encode_in_batches, escape_newlines, iter_input_texts, map_encoded_texts
+    from qkv.cli.text_inputs import (
+        encode_in_batches_and_report_truncation,
+        escape_newlines,
+        iter_input_texts,
+        map_encoded_texts,
+    )
     from qkv.tasks import TextEncoder
     from qkv.tasks.similarity import find_nearest_by_dot_product
 
     lines = _read_nonblank_lines(among)
-    task = DeviceOptions(device=device).load_task_as(TextEncoder, model)
+    task = DeviceOptions(device=device).load_task_as_and_print_remarks(TextEncoder, model)
     if task.model.config.sentence_embedding is None:
         print_status(
             f"{model}: not trained to compare texts; the results reflect similar wording rather than similar meaning"
         )
     max_tokens = task.embedding.max_tokens
-    line_batches = encode_in_batches(task, (text for _, text in lines), truncate=truncate, max_tokens=max_tokens)
+    line_batches = encode_in_batches_and_report_truncation(
+        task, (text for _, text in lines), truncate=truncate, max_tokens=max_tokens
+    )
     vectors = torch.cat([task.embed(batch, normalize=True) for batch in line_batches])
-    query_batches = encode_in_batches(task, iter_input_texts(queries), truncate=truncate, max_tokens=max_tokens)
+    query_batches = encode_in_batches_and_report_truncation(
+        task, iter_input_texts(queries), truncate=truncate, max_tokens=max_tokens
+    )
     for query, neighbors in map_encoded_texts(
         query_batches, lambda batch: find_nearest_by_dot_product(task.embed(batch, normalize=True), vectors, n=top_k)
     ):
@@ -69,13 +78,13 @@ def similar(
 
 def _read_nonblank_lines(file: Path) -> list[tuple[int, str]]:
     """Read the nonblank lines of a file with their line numbers."""
-    from qkv.cli.text_inputs import iter_file_lines
+    from qkv.cli.text_inputs import iter_file_or_stdin_lines
 
     if file.is_dir():
         raise InputError(f"--among {file}: is a folder, expected a file")
     if not file.is_file():
         raise InputError(f"--among {file}: file not found")
-    lines = [(number, text) for number, text in enumerate(iter_file_lines(str(file)), start=1) if text.strip()]
+    lines = [(number, text) for number, text in enumerate(iter_file_or_stdin_lines(str(file)), start=1) if text.strip()]
     if not lines:
         raise InputError(f"--among {file}: contains only blank lines")
     return lines

@@ -24,21 +24,21 @@ TEXTS_PER_BATCH = 2048
 
 def iter_input_texts(arguments: list[str] | None) -> Iterator[str]:
     """Yield the texts given as arguments or, if there are none, the lines of standard input."""
-    yield from arguments or iter_file_lines("-")
+    yield from arguments or iter_file_or_stdin_lines("-")
 
 
-def iter_file_lines(path: str) -> Iterator[str]:
+def iter_file_or_stdin_lines(path: str) -> Iterator[str]:
     """Yield the lines of a file without line endings.
 
     `-` is standard input. Compressed files are decompressed. An empty file raises `InputError`.
     """
-    from qkv.data.documents import read_lines
-    from qkv.data.text_sources import STANDARD_INPUT, find_single_file, open_source
+    from qkv.data.documents import read_utf8_lines
+    from qkv.data.text_sources import STANDARD_INPUT, open_raw_and_decompressed, parse_single_file_source
 
     name = "standard input" if path == STANDARD_INPUT else path
     empty = True
-    with open_source(find_single_file(path)) as (_, stream):
-        for line in read_lines(name, stream):
+    with open_raw_and_decompressed(parse_single_file_source(path)) as (_, stream):
+        for line in read_utf8_lines(name, stream):
             empty = False
             yield line.rstrip("\r\n")
     if empty:
@@ -90,7 +90,7 @@ def map_encoded_texts(
             yield encoded, next(results) if include else None
 
 
-def encode_in_batches(
+def encode_in_batches_and_report_truncation(
     task: "TextEncoder",
     texts: "Iterable[TextOrPair]",
     *,

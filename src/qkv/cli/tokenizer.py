@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import SpecialTokenStyle, TokenizerKind
-from qkv.cli.help import PlainHelpCommand
+from qkv.cli.help import SimplifiedMetavarCommand
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ tokenizer = typer.Typer(
 )
 
 
-@tokenizer.command("train", cls=PlainHelpCommand)
+@tokenizer.command("train", cls=SimplifiedMetavarCommand)
 def train_and_save(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders; - is standard input.")
@@ -75,7 +75,7 @@ def train_and_save(
         print(f"{out}: {kind} tokenizer, {trained.vocab_size:,} tokens, special tokens: {tokens}")
 
 
-@tokenizer.command("show", cls=PlainHelpCommand)
+@tokenizer.command("show", cls=SimplifiedMetavarCommand)
 def show_token_offsets(
     model: Annotated[
         Path, typer.Argument(help="Name of a shipped model, folder that contains a tokenizer, or tokenizer file.")
@@ -107,7 +107,7 @@ def show_token_offsets(
 
     loaded = load_tokenizer(model if model.exists() else shipped_model_folders().get(str(model), model))
     for text in iter_input_texts(texts):
-        spans = loaded.token_spans(text, parse_special_tokens=parse_special_tokens)
+        spans = loaded.token_spans_without_template(text, parse_special_tokens=parse_special_tokens)
         if as_json:
             print(json.dumps({"text": text, "tokens": [vars(span) for span in spans]}, ensure_ascii=False))
         else:
@@ -129,7 +129,7 @@ def train_tokenizer_on_files(
     from qkv.text import train_tokenizer
 
     with progress_bar("training the tokenizer") as update:
-        texts = read_text_chunks(files, field=field, max_characters=TRAINING_CHARACTERS, progress=update)
+        texts = read_text_chunks(files, field=field, max_total_characters=TRAINING_CHARACTERS, progress=update)
         return train_tokenizer(kind, texts, vocab_size=vocab_size, style=style, lowercase=lowercase)
 
 

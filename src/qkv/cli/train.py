@@ -60,15 +60,15 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="File with a tab-separated source and target per line (.gz and .xz too). Can be given multiple times.",
+            help="File with one pair per line: source, tab, target. Can be compressed (.gz or .xz). Repeatable.",
         ),
     ] = None,
     target_suffix: Annotated[
         str | None,
         typer.Option(
             metavar="SUFFIX",
-            help="Read the target sentences from a second file with this suffix. For example, "
-            "`--pairs corpus.es --target-suffix .en` reads them from corpus.en.",
+            help="Read the target sentences from a second file, which has this suffix instead of that of the --pairs "
+            "file. For example, `--pairs corpus.es --target-suffix .en` reads them from corpus.en.",
         ),
     ] = None,
     rnn: Annotated[
@@ -82,8 +82,8 @@ def train(
         float | None,
         typer.Option(
             min=0.05,
-            help="Training time in minutes, excluding data preparation. The number of steps is chosen accordingly, and "
-            "recalculated if throughput changes during the run.",
+            help="Training time in minutes, excluding data preparation. Determines the number of steps, which is "
+            "recalculated if throughput changes during the run (default without --steps: 5, or as in the recipe).",
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps.")] = None,
@@ -119,12 +119,11 @@ def train(
     profile: ProfileOption = False,
     trace: TraceOption = None,
 ) -> None:
-    """Train a model, either on your own data (text or translation pairs) or from a recipe (a TOML file of settings).
+    """Train a model on your own text or translation pairs, or as described by a recipe (a TOML file of settings).
 
-    Can also resume a run. Ctrl-C stops a run after saving a checkpoint, and the resumed run gives exactly the same
-    results as an uninterrupted one.
-    The exit status is 0 for success, 1 for a failure, 2 for invalid input, and 130 or 143 if the run was stopped by
-    Ctrl-C or SIGTERM. A second Ctrl-C or SIGTERM exits immediately without saving.
+    Ctrl-C or SIGTERM stops a run after saving a checkpoint. With --resume, the run continues and gives exactly the
+    same results as an uninterrupted one. A second signal stops it immediately, without saving.
+    The exit status is 0 for success, 1 for a failure, 2 for invalid input, 130 after Ctrl-C and 143 after SIGTERM.
 
     \b
     Examples:
@@ -134,11 +133,11 @@ def train(
       qkv train recipes/shakespeare-char.toml training.steps=200 --data texts --out run
       qkv train --resume run
       qkv train recipe.toml --out run --profile
-      torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      # see docs/many-machines.md
+      torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      # 4 processes
     """
     from qkv.cli.distributed import distributed_context
     from qkv.cli.training_run import RunOptions, prepare_and_train_run, print_dry_run, resume_run
-    from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps
+    from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps_and_scaled_intervals
 
     options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace)
     options.check()
@@ -158,8 +157,8 @@ def train(
                 kind, all_files, is_rnn=rnn, target_suffix=target_suffix, next_sentence=next_sentence
             )
             recipe = auto_recipe(all_files, choose, seconds=60 * (minutes or DEFAULT_MINUTES), device=rank_device)
-            recipe = recipe if steps is None else with_steps(recipe, steps)
-            recipe = recipe if init_from is None else _adopt_model_and_tokenizer(recipe, init_from)
+            recipe = recipe if steps is None else with_steps_and_scaled_intervals(recipe, steps)
+            recipe = recipe if init_from is None else _adapt_recipe_for_continued_training(recipe, init_from)
             data = Path()
         else:
             recipe = _load_recipe_with_overrides(context, kind, files or [], init_from=init_from)
@@ -220,7 +219,11 @@ def _recipe_chooser(
     """Return the function that chooses a recipe for this kind of model."""
     from functools import partial
 
-    from qkv.training import choose_bert_recipe, choose_gpt_recipe, choose_translation_recipe
+    from qkv.training import (
+        choose_bert_recipe_except_steps,
+        choose_gpt_recipe_except_steps,
+        choose_translation_recipe_except_steps,
+    )
 
     if not files and kind == "translate":
         raise InputError("no translation pairs; use: qkv train translate --pairs FILE.tsv")
@@ -228,14 +231,14 @@ def _recipe_chooser(
         raise InputError(f"no text; use: qkv train {kind} --text FILE")
     match kind:
         case "gpt":
-            return choose_gpt_recipe
+            return choose_gpt_recipe_except_steps
         case "bert":
-            return partial(choose_bert_recipe, next_sentence=next_sentence)
+            return partial(choose_bert_recipe_except_steps, next_sentence=next_sentence)
         case _:
-            return partial(choose_translation_recipe, is_rnn=is_rnn, target_suffix=target_suffix)
+            return partial(choose_translation_recipe_except_steps, is_rnn=is_rnn, target_suffix=target_suffix)
 
 
-def _adopt_model_and_tokenizer(recipe: "Recipe", init_from: Path) -> "Recipe":
+def _adapt_recipe_for_continued_training(recipe: "Recipe", init_from: Path) -> "Recipe":
     """Return the recipe with the shape and tokenizer of the model that the weights are initialized from."""
     from qkv.tasks import load_pretrained, resolve_or_download_model_folder
 

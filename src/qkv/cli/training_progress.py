@@ -56,8 +56,8 @@ class TrainingProgressDisplay:
             line += f"  {self._format_throughput_and_eta()}"
             self._live.update(Text(line))
 
-    def replan(self, steps: int) -> None:
-        """Set a new number of steps and print it."""
+    def print_and_set_total_steps(self, steps: int) -> None:
+        """Print a new number of steps and set it."""
         self._console.print(
             f"at the current throughput, {steps:,} steps fit into the time budget (planned: {self._total_steps:,})",
             highlight=False,
@@ -109,15 +109,15 @@ def report_resumed_or_finished(trainer: Trainer) -> None:
         print_status(f"resuming at step {step:,} of {steps:,}")
 
 
-def write_loss_curves(trainer: Trainer, *, tensorboard: bool) -> None:
+def try_write_loss_plot_and_tensorboard(trainer: Trainer, *, tensorboard: bool) -> None:
     """Write the loss curve and, on request, TensorBoard event files; problems are reported without failing the run."""
-    from qkv.data.file_io import convert_disk_errors
+    from qkv.data.file_io import convert_os_errors_to_disk_error
     from qkv.inspection.loss_curve import plot_loss_curve
     from qkv.inspection.tensorboard import write_tensorboard_events
 
     path = trainer.run.path
     try:
-        with convert_disk_errors(path / "loss.png", 0):
+        with convert_os_errors_to_disk_error(path / "loss.png", 0):
             plot_loss_curve(trainer.run.metrics).savefig(path / "loss.png")
             if tensorboard:
                 write_tensorboard_events(trainer.run.metrics, path / "tensorboard")

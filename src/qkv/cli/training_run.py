@@ -65,13 +65,13 @@ def prepare_and_train_run(
     seconds = None if minutes is None else 60 * minutes
     # The micro-batch size is adapted to the number of processes and saved in the recipe, so that the results do not
     # change if the run is resumed with fewer processes.
-    recipe = recipe.replace(training=distributed.fit_micro_batch_size(recipe.training))
+    recipe = recipe.replace(training=distributed.shrink_micro_batch_to_fill_ranks(recipe.training))
     with _exit_on_signal(folder, distributed):
         prepared = _prepare_on_main_process(
             distributed, folder, lambda progress: prepare_run(recipe, folder, data, progress=progress, seconds=seconds)
         )
     with _lock_run_folder(folder, distributed), _exit_on_signal(folder, distributed):
-        prepared = _finish_preparation(prepared, device, distributed, seconds=seconds)
+        prepared = _fit_and_write_final_recipe(prepared, device, distributed, seconds=seconds)
         _train_prepared_run(prepared, device, distributed, options, seconds=seconds)
 
 
@@ -96,7 +96,7 @@ def resume_run(folder: Path, device: "torch.device", *, distributed: "Distribute
                 lambda: -1.0 if state is None or state.seconds is None else state.seconds
             )
             seconds = None if budget < 0 else budget
-            prepared = _finish_preparation(prepared, device, distributed, seconds=seconds)
+            prepared = _fit_and_write_final_recipe(prepared, device, distributed, seconds=seconds)
         _train_prepared_run(prepared, device, distributed, options, seconds=seconds)
 
 
@@ -143,10 +143,10 @@ def estimate_and_print_run(
     from qkv.cost import Mode, Precision, estimate_run
     from qkv.cost.calibration import find_newest_calibration
     from qkv.training import measure_matmul_flops
-    from qkv.training.device_calibration import device_name
+    from qkv.training.device_calibration import gpu_name_or_cpu_threads
     from qkv.training.objectives import uses_bfloat16
 
-    training = distributed.fit_micro_batch_size(recipe.training)
+    training = distributed.shrink_micro_batch_to_fill_ranks(recipe.training)
     dtype = Precision.MIXED if uses_bfloat16(training.precision, device) else Precision.FLOAT32
     estimate = estimate_run(
         recipe.build_model_config(vocab_size),
@@ -164,7 +164,7 @@ def estimate_and_print_run(
         logits_to_keep=None if recipe.masking is None else recipe.masking.max_masked_tokens(training.seq_len),
         dtype=dtype,
         device_type="cuda" if device.type == "cuda" else "cpu",
-        calibration=find_newest_calibration(Mode.TRAIN, dtype, device=device_name(device)),
+        calibration=find_newest_calibration(Mode.TRAIN, dtype, device=gpu_name_or_cpu_threads(device)),
     )
     if distributed.is_main_process:
         print_status(estimate.summary)
@@ -183,7 +183,7 @@ def print_dry_run(
         )
 
 
-def _finish_preparation(
+def _fit_and_write_final_recipe(
     prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", *, seconds: float | None
 ) -> "PreparedRun":
     """Fit the recipe to the number of processes and the time budget, and mark the preparation as finished."""
@@ -195,7 +195,7 @@ def _finish_preparation(
         if prepared.data_warning:
             print_status(prepared.data_warning)
     # As in `prepare_and_train_run`: the preparation may have been resumed with a different number of processes.
-    fitted = prepared.recipe.replace(training=distributed.fit_micro_batch_size(prepared.recipe.training))
+    fitted = prepared.recipe.replace(training=distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training))
     prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
         prepared = fit_run_to_time(prepared, device=device, seconds=seconds, distributed=distributed)
@@ -218,7 +218,7 @@ def _train_prepared_run(
     if options.is_profiled:
         _profile_training_steps(prepared, device, distributed, estimate, trace=options.trace)
     if not distributed.is_main_process:
-        trainer = _create_trainer(prepared, device, distributed, lambda _entry: None)
+        trainer = _load_init_model_and_build_trainer(prepared, device, distributed, lambda _entry: None)
         trainer.resume(lambda _message: None)
         stop = trainer.train(_create_time_budget(seconds, lambda _training: None))
     else:
@@ -226,27 +226,27 @@ def _train_prepared_run(
             TrainingProgressDisplay,
             print_training_summary,
             report_resumed_or_finished,
-            write_loss_curves,
+            try_write_loss_plot_and_tensorboard,
         )
         from qkv.training import write_recipe
 
         def save_new_plan(training: "TrainingConfig") -> None:
             write_recipe(prepared.run, recipe.replace(training=training))
-            progress.replan(training.steps)
+            progress.print_and_set_total_steps(training.steps)
 
         progress = TrainingProgressDisplay(estimate)
-        trainer = _create_trainer(prepared, device, distributed, progress.report)
+        trainer = _load_init_model_and_build_trainer(prepared, device, distributed, progress.report)
         trainer.resume(print_status)
         report_resumed_or_finished(trainer)
         with progress:
             stop = trainer.train(_create_time_budget(seconds, save_new_plan))
-        write_loss_curves(trainer, tensorboard=options.tensorboard)
+        try_write_loss_plot_and_tensorboard(trainer, tensorboard=options.tensorboard)
         print_training_summary(trainer, recipe.family, stop)
     if stop.signal is not None:
         sys.exit(128 + stop.signal)
 
 
-def _create_trainer(
+def _load_init_model_and_build_trainer(
     prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", report: "MetricsCallback"
 ) -> "Trainer":
     from qkv.training import build_trainer

@@ -147,7 +147,7 @@ def translate(
     )
     output.check(texts)
     terms = {} if glossary is None else read_glossary(glossary)
-    task = _load_translator(model, DeviceOptions(int8=int8, device=device, dtype=dtype), prefix)
+    task = _load_translator_and_print_remarks(model, DeviceOptions(int8=int8, device=device, dtype=dtype), prefix)
     translate_batch = partial(
         task.translate_batch,
         beam=beam_config,
@@ -159,7 +159,7 @@ def translate(
     _translate_and_print_batches(task, iter_input_texts(texts), translate_batch, output)
 
 
-def _load_translator(model: str, device_options: DeviceOptions, prefix: str | None) -> "Translator":
+def _load_translator_and_print_remarks(model: str, device_options: DeviceOptions, prefix: str | None) -> "Translator":
     from qkv.cli.progress import print_status
     from qkv.tasks import Translator, load_as
 

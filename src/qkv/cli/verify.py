@@ -46,18 +46,18 @@ def verify(
     from dataclasses import asdict
 
     from qkv.choices import CheckStatus
-    from qkv.cli.text_inputs import iter_file_lines
+    from qkv.cli.text_inputs import iter_file_or_stdin_lines
     from qkv.tasks.verification import DEFAULT_TEXTS
     from qkv.tasks.verification import verify as run_checks
 
-    texts = DEFAULT_TEXTS if text is None else [line for line in iter_file_lines(text) if line.strip()]
+    texts = DEFAULT_TEXTS if text is None else [line for line in iter_file_or_stdin_lines(text) if line.strip()]
     with sequential_progress_bars() as progress:
         results = list(run_checks(model, texts=texts, quick=quick, device=device, progress=progress))
     passed = all(result.verdict is not CheckStatus.FAILED for result in results)
     if as_json:
         print(json.dumps({"model": model, "passed": passed, "checks": [asdict(result) for result in results]}))
     else:
-        rows = [_check_row(result) for result in results]
+        rows = [_format_check_result_row(result) for result in results]
         lines = format_table(("CHECK", "COMPARED", "DIFFERENCE", "LIMIT", "SECONDS"), rows, n_left_aligned=2)
         # The last column is not padded, because reasons can be long.
         outcomes = [
@@ -68,7 +68,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _check_row(result: "CheckResult") -> tuple[str, ...]:
+def _format_check_result_row(result: "CheckResult") -> tuple[str, ...]:
     difference = "–"
     if result.difference is not None:
         difference = f"{result.difference:.1e}" if result.difference else "0"

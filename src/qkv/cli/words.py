@@ -46,7 +46,7 @@ def words(
     inputs = [item for item in iter_input_texts(items) if not is_blank(item)]
     if len(inputs) < 2:
         raise InputError(f"at least 2 words are required, got {len(inputs)}")
-    task = DeviceOptions(device=device).load_task(model)
+    task = DeviceOptions(device=device).load_task_and_print_remarks(model)
     if not isinstance(task, LanguageModel | TextEncoder):
         raise InputError(f"{model}: comparing words requires a GPT or BERT model, got {task!r}")
     vectors = word_vectors(task, inputs)

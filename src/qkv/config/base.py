@@ -29,7 +29,7 @@ class Config(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            raise ConfigError(_format_validation_error(cls, error)) from None
+            raise ConfigError(_format_first_validation_error(cls, error)) from None
 
     def replace(self, **changes: Any) -> Self:  # noqa: ANN401
         """Return a validated copy with some fields changed.
@@ -50,7 +50,7 @@ def did_you_mean_suffix(word: str, candidates: list[str]) -> str:
     return f" (did you mean '{closest[0]}'?)" if closest else ""
 
 
-def _format_validation_error(cls: type[Config], error: ValidationError) -> str:
+def _format_first_validation_error(cls: type[Config], error: ValidationError) -> str:
     """Describe the first error in one line. Unknown keys come first."""
     # A misspelled required key is reported twice, as unknown and as missing. The misspelling is the cause.
     first = min(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")

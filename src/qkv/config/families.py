@@ -14,7 +14,7 @@ from qkv.choices import (
     Pooling,
     PositionKind,
     ProblemType,
-    ScoreKind,
+    RNNAttentionScore,
     SinusoidStyle,
 )
 from qkv.config.base import Config, Count, Fraction
@@ -145,7 +145,7 @@ class TransformerConfig(Config):
             raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not exceed n_heads={self.n_heads}")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
-        self._check_d_value()
+        self._check_combined_head_width()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
             raise ConfigError(f"rotary positions require an even d_head, got d_head={self.d_head}")
         if self.rope_scaling is not None and self.positions is not PositionKind.ROTARY:
@@ -161,7 +161,7 @@ class TransformerConfig(Config):
             )
         return self
 
-    def _check_d_value(self) -> None:
+    def _check_combined_head_width(self) -> None:
         if self.head_combination is HeadCombination.SPLIT:
             if not self.output_projection and self.n_heads * self.d_value != self.d_model:
                 raise ConfigError(
@@ -233,7 +233,7 @@ class BERTConfig(TransformerConfig):
     """Sentence-embedding settings, or None if the model was not trained for sentence embeddings."""
 
     @property
-    def uses_segment_ids(self) -> bool:
+    def has_multiple_segments(self) -> bool:
         """Whether segment ids distinguish the two texts of a pair.
 
         DistilBERT has no segment embeddings and RoBERTa has a single one for all tokens.
@@ -247,7 +247,7 @@ class BERTConfig(TransformerConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_classes(self) -> Self:
+    def _check_classes_and_problem_type(self) -> Self:
         names, n, problem_type = self.class_names, self.n_classes, self.problem_type.value
         if names is not None and n != len(names):
             raise ConfigError(f"n_classes={n}, but class_names has {len(names)} names")
@@ -321,7 +321,7 @@ class RNNConfig(Config):
     """Number of recurrent decoder layers."""
     cell: CellKind = CellKind.GRU
     """GRU or LSTM."""
-    attention: ScoreKind = ScoreKind.GENERAL
+    attention: RNNAttentionScore = RNNAttentionScore.GENERAL
     """Attention score function, or none."""
     context_length: Count = 1024
     """Maximum sequence length. The recurrence itself has no limit."""

@@ -58,7 +58,7 @@ class FinetuningSettings(Config):
     """Compile the training step with torch.compile."""
 
     @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
+    def _check_freezing_and_lora(self) -> Self:
         if isinstance(self.freeze, int) and self.freeze < 0:
             raise ConfigError(f"freeze={self.freeze} must be a non-negative number of layers or 'all'")
         if self.freeze and self.lora_rank is not None:

@@ -20,7 +20,7 @@ def _gpt2_config(n_layers: int, d_model: int, n_heads: int, context_length: int 
     )
 
 
-def _llama_7b_config(context_length: int, **shape: Any) -> GPTConfig:  # noqa: ANN401
+def _llama_7b_config(context_length: int, **other_fields: Any) -> GPTConfig:  # noqa: ANN401
     return GPTConfig(
         context_length=context_length,
         n_layers=32,
@@ -33,7 +33,7 @@ def _llama_7b_config(context_length: int, **shape: Any) -> GPTConfig:  # noqa: A
         attention_bias=False,
         feed_forward_bias=False,
         tie_embeddings=False,
-        **shape,
+        **other_fields,
     )
 
 

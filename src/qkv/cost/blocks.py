@@ -74,9 +74,9 @@ class BlockStack:
     def _attention_sublayer(self, sublayer: str) -> list[Operation]:
         return [
             self._norm(sublayer),
-            *self._qkv_projections(sublayer),
+            *self._qkv_projections_and_rotary(sublayer),
             *self._attention_core(sublayer),
-            *self._pooling_and_output_projection(sublayer),
+            *self._head_pooling_and_output_projection(sublayer),
             self._residual_add(sublayer),
         ]
 
@@ -84,7 +84,7 @@ class BlockStack:
         part = f"{self.prefix}blocks.{sublayer}_norm"
         return norm_operation(self.config, part, rows=self.n_rows, on_gpu=self.on_gpu, copies=self.n_layers)
 
-    def _qkv_projections(self, sublayer: str) -> list[Operation]:
+    def _qkv_projections_and_rotary(self, sublayer: str) -> list[Operation]:
         config, part = self.config, f"{self.prefix}blocks.{sublayer}"
         n_attended = self.n_queries if sublayer == "attention" else self.n_source or 0
         rows = self.batch_size * n_attended
@@ -158,7 +158,7 @@ class BlockStack:
                 onchip_reads=square,
                 onchip_writes=square,
                 kernels=7,
-                saved=self._saved_attention_weights(square, n * m, is_masked=pairs < n * m, has_bias=has_bias),
+                saved=self._saved_softmax_and_mask_tensors(square, n * m, is_masked=pairs < n * m, has_bias=has_bias),
             ),
             Operation(
                 **shared,
@@ -173,24 +173,30 @@ class BlockStack:
             ),
         ]
 
-    def _saved_attention_weights(self, square: int, pairs: int, *, is_masked: bool, has_bias: bool) -> SavedTensors:
+    def _saved_softmax_and_mask_tensors(
+        self, n_scores: int, mask_elements: int, *, is_masked: bool, has_bias: bool
+    ) -> SavedTensors:
         """Tensors of size n×n, or of the statistics that replace them, saved for the backward pass."""
         config = self.config
         rows = self.n_rows * config.n_heads
         is_learned = has_bias and config.positions is PositionKind.RELATIVE
         if self.kernel is AttentionKernel.EAGER:
-            dropped = square if config.dropout else 0
+            dropped = n_scores if config.dropout else 0
             # The output of softmax is float32 under autocast on a GPU or with a float32 bias. The weights that are
             # multiplied with the values are saved as well.
-            softmax = SavedTensors(fp32_elements=square) if self.on_gpu or has_bias else SavedTensors(elements=square)
-            mask_bytes = (pairs if is_masked else 0) + rows + dropped
-            return softmax + SavedTensors(elements=square + dropped, raw_bytes=mask_bytes)
+            softmax = (
+                SavedTensors(fp32_elements=n_scores) if self.on_gpu or has_bias else SavedTensors(elements=n_scores)
+            )
+            mask_bytes = (mask_elements if is_masked else 0) + rows + dropped
+            return softmax + SavedTensors(elements=n_scores + dropped, raw_bytes=mask_bytes)
         if is_learned and not self.on_gpu:
-            return SavedTensors(fp32_elements=square, raw_bytes=pairs if is_masked else 0)
+            return SavedTensors(fp32_elements=n_scores, raw_bytes=mask_elements if is_masked else 0)
         # The kernel receives a dense mask if the mask is not purely causal or if there is a bias.
         needs_dense_mask = has_bias or config.sliding_window is not None
-        dense_mask = pairs * (config.n_heads if has_bias else 1) if needs_dense_mask else 0
-        return SavedTensors(fp32_elements=rows, elements=dense_mask, raw_bytes=pairs if is_learned and is_masked else 0)
+        dense_mask = mask_elements * (config.n_heads if has_bias else 1) if needs_dense_mask else 0
+        return SavedTensors(
+            fp32_elements=rows, elements=dense_mask, raw_bytes=mask_elements if is_learned and is_masked else 0
+        )
 
     def _saved_out_proj_input(self, head_output_elements: int) -> SavedTensors:
         """Input of the output projection. Pooled heads are summed first, and the fused kernel also saves its output."""
@@ -200,7 +206,7 @@ class BlockStack:
         pooled = self.n_rows * self.config.d_model if self.config.output_projection else 0
         return SavedTensors(elements=kernel_output + pooled)
 
-    def _pooling_and_output_projection(self, sublayer: str) -> list[Operation]:
+    def _head_pooling_and_output_projection(self, sublayer: str) -> list[Operation]:
         config, part = self.config, f"{self.prefix}blocks.{sublayer}"
         is_split = config.head_combination is HeadCombination.SPLIT
         d_in = config.n_heads * config.d_value if is_split else config.d_value

@@ -32,7 +32,7 @@ class TimingTable(Config):
     seconds: tuple[Seconds, ...]
 
     @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
+    def _check_axes_and_shape(self) -> Self:
         if any(not axis or list(axis) != sorted(set(axis)) for axis in self.axes):
             raise ConfigError("the sizes on each axis of a timing table must be strictly increasing")
         n = math.prod(len(axis) for axis in self.axes)

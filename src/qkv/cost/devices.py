@@ -26,7 +26,7 @@ class DeviceSpec:
     """Memory bandwidth in bytes per second."""
     memory: float
     """Memory in bytes."""
-    link: float
+    link_bandwidth: float
     """Bandwidth to other devices of the same machine, in bytes per second and direction."""
     source: str
 
@@ -48,7 +48,7 @@ class DeviceSpec:
         return inference.training_precision if mode is Mode.TRAIN else inference
 
 
-_HOPPER = {"float32": 67 * _TERA, "half": 989.4 * _TERA, "link": 450 * _GIGA}
+_HOPPER = {"float32": 67 * _TERA, "half": 989.4 * _TERA, "link_bandwidth": 450 * _GIGA}
 
 _DEVICE_LIST = (
     DeviceSpec(
@@ -58,7 +58,7 @@ _DEVICE_LIST = (
         half=312 * _TERA,
         bandwidth=2039 * _GIGA,
         memory=80 * _GIGA,
-        link=300 * _GIGA,
+        link_bandwidth=300 * _GIGA,
         source="NVIDIA A100 Tensor Core GPU datasheet",
     ),
     DeviceSpec(
@@ -84,7 +84,7 @@ _DEVICE_LIST = (
         half=2250 * _TERA,
         bandwidth=8000 * _GIGA,
         memory=180 * _GIGA,
-        link=900 * _GIGA,
+        link_bandwidth=900 * _GIGA,
         source="NVIDIA Blackwell Architecture Technical Brief; memory and bandwidth: an eighth of the 1,440 GB and "
         "64 TB/s in the DGX B200 datasheet",
     ),
@@ -95,7 +95,7 @@ _DEVICE_LIST = (
         half=121 * _TERA,
         bandwidth=300 * _GIGA,
         memory=24 * _GIGA,
-        link=32 * _GIGA,
+        link_bandwidth=32 * _GIGA,
         source="NVIDIA L4 Tensor Core GPU datasheet; the 16-bit peak is half of the value published with sparsity",
     ),
     DeviceSpec(
@@ -105,7 +105,7 @@ _DEVICE_LIST = (
         half=165.2 * _TERA,
         bandwidth=1008 * _GIGA,
         memory=24 * _GIGA,
-        link=32 * _GIGA,
+        link_bandwidth=32 * _GIGA,
         source="NVIDIA Ada GPU Architecture whitepaper",
     ),
     DeviceSpec(
@@ -115,7 +115,7 @@ _DEVICE_LIST = (
         half=1307.4 * _TERA,
         bandwidth=5300 * _GIGA,
         memory=192 * _GIGA,
-        link=448 * _GIGA,
+        link_bandwidth=448 * _GIGA,
         source="AMD Instinct MI300X data sheet; link: seven links of 64 GB/s in each direction",
     ),
     DeviceSpec(
@@ -125,7 +125,7 @@ _DEVICE_LIST = (
         half=0.192 * _TERA,
         bandwidth=51.2 * _GIGA,
         memory=16 * _GIGA,
-        link=10 * _GIGA,
+        link_bandwidth=10 * _GIGA,
         source="computed for a generic CPU: 2 cores × 3 GHz × 2 FMA units × 8 lanes × 2 FLOPs; two channels of "
         "DDR4-3200 (JEDEC JESD79-4)",
     ),

@@ -6,8 +6,8 @@ from typing import Any
 
 from qkv.choices import AttentionKernel, OptimizerKind
 from qkv.config import ModelConfig, RNNConfig, Seq2SeqConfig, preset
-from qkv.cost.explanation import explain_costs
-from qkv.cost.flops import Flops, recomputed_flops, sum_flops
+from qkv.cost.explanation import explain_crossover_intensity_or_recurrence
+from qkv.cost.flops import Flops, flops_recomputed_in_backward, sum_flops
 from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
 from qkv.cost.memory import MemoryEstimate, estimate_memory
 from qkv.cost.memory_traffic import MemoryTraffic, estimate_traffic
@@ -17,7 +17,7 @@ from qkv.cost.optimizer_update import (
     CommunicationBytes,
     ParametersByOptimizer,
     communication_volume,
-    split_parameters_by_optimizer,
+    split_device_parameters_by_optimizer,
 )
 from qkv.cost.parameters import ParameterCounts, count_parameters
 from qkv.cost.units import format_bytes, format_count, format_flops
@@ -52,7 +52,9 @@ class Estimate:
     @property
     def launches(self) -> list[KernelLaunch]:
         """Kernels of the step, ordered by phase."""
-        update = self.update.launches(self.workload.dtype) if self.workload.mode is Mode.TRAIN else []
+        update = (
+            self.update.clipping_and_update_launches(self.workload.dtype) if self.workload.mode is Mode.TRAIN else []
+        )
         return [*list_kernel_launches(self.operations, self.workload), *update]
 
     @property
@@ -71,7 +73,7 @@ class Estimate:
             "traffic": self.traffic.as_dict(),
             "communication": self.communication.as_dict(),
             "intensity": self.intensity,
-            "explanation": explain_costs(self.config, self.workload),
+            "explanation": explain_crossover_intensity_or_recurrence(self.config, self.workload),
             "conventions": CONVENTIONS,
         }
 
@@ -101,7 +103,7 @@ class Estimate:
                 *_format_section("memory (bytes)", memory, format_bytes),
                 *_format_section("memory traffic (bytes)", traffic, format_bytes),
                 *(_format_section("sent by each device (bytes)", communication, format_bytes) if communication else []),
-                *explain_costs(self.config, self.workload),
+                *explain_crossover_intensity_or_recurrence(self.config, self.workload),
                 f"({CONVENTIONS})",
             ]
         )
@@ -121,7 +123,7 @@ class Estimate:
 def operation_row(op: Operation, workload: Workload) -> dict[str, Any]:
     """Return the costs of an operation as a flat dict. `intensity` refers to the forward pass."""
     is_training = workload.mode is Mode.TRAIN
-    casts = sum(op.cast_bytes(workload.dtype)) * op.copies
+    casts = sum(op.weight_cast_bytes_moved(workload.dtype)) * op.copies
     unfused, fused = (
         sum(op.forward_bytes(workload.dtype, fused=is_fused)) * op.runs + casts for is_fused in (False, True)
     )
@@ -139,7 +141,7 @@ def operation_row(op: Operation, workload: Workload) -> dict[str, Any]:
         "flops": op.flops,
         "useful_flops": op.useful_flops,
         "backward_flops": op.backward_flops if is_training else 0,
-        "recomputed_flops": recomputed_flops(op, workload) if is_training else 0,
+        "recomputed_flops": flops_recomputed_in_backward(op, workload) if is_training else 0,
         "elementwise_flops": op.elementwise_flops,
         "bytes_unfused": unfused,
         "bytes_fused": fused,
@@ -199,7 +201,7 @@ def estimate_workload(config: ModelConfig, workload: Workload) -> Estimate:
     """Estimate the cost of one step of a model under a workload."""
     operations = list_operations(config, workload)
     parameters = count_parameters(config)
-    update = split_parameters_by_optimizer(operations, parameters.total, workload)
+    update = split_device_parameters_by_optimizer(operations, parameters.total, workload)
     return Estimate(
         config=config,
         workload=workload,

@@ -96,7 +96,7 @@ def compare_attention_with_rnn_costs(n: int, d: int, *, batch_size: int = 1) -> 
     return costs
 
 
-def explain_costs(config: ModelConfig, workload: Workload) -> list[str]:
+def explain_crossover_intensity_or_recurrence(config: ModelConfig, workload: Workload) -> list[str]:
     """Return sentences that explain the costs of this model and workload."""
     if isinstance(config, RNNConfig):
         steps = f"{workload.n_source:,} encoder steps, then {workload.final_seq_len:,} decoder steps"

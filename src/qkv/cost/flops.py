@@ -52,13 +52,13 @@ def sum_flops(operations: list[Operation], workload: Workload) -> Flops:
         useful_forward=sum(op.useful_flops for op in operations),
         backward=sum(op.backward_flops for op in operations) if is_training else 0,
         useful_backward=sum(op.useful_backward_flops for op in operations) if is_training else 0,
-        recomputed=sum(recomputed_flops(op, workload) for op in operations) if is_training else 0,
+        recomputed=sum(flops_recomputed_in_backward(op, workload) for op in operations) if is_training else 0,
         decode=sum(op.flops for op in operations if op.phase is Phase.DECODE),
         elementwise=sum(op.elementwise_flops for op in operations),
     )
 
 
-def recomputed_flops(op: Operation, workload: Workload) -> int:
+def flops_recomputed_in_backward(op: Operation, workload: Workload) -> int:
     """Forward FLOPs of an operation that are repeated in the backward pass."""
     flops = 0
     if workload.activation_checkpointing and op.is_block:

@@ -85,8 +85,10 @@ def list_kernel_launches(operations: Iterable[Operation], workload: Workload) ->
     backward: list[KernelLaunch] = []
     recomputed: list[KernelLaunch] = []
     for is_core, group in groupby(operations, key=lambda op: is_fused and op.is_attention_core):
-        forward_launches = _fused_attention_forward_launches if is_core else _single_operation_forward_launches
-        backward_launches = _fused_backward_launches if is_core else _backward_launches
+        forward_launches = (
+            _fused_attention_forward_launches if is_core else _single_operation_forward_launches_with_cast
+        )
+        backward_launches = _fused_attention_backward_launches if is_core else _single_operation_backward_launches
         for ops in _split_attention_cores(list(group)) if is_core else ([op] for op in group):
             forward += forward_launches(ops, workload.dtype)
             if workload.mode is Mode.TRAIN:
@@ -101,7 +103,7 @@ def _split_attention_cores(operations: list[Operation]) -> list[list[Operation]]
     return [operations[i : i + 3] for i in range(0, len(operations), 3)]
 
 
-def _single_operation_forward_launches(
+def _single_operation_forward_launches_with_cast(
     operations: list[Operation], dtype: Precision, phase: Phase | None = None
 ) -> list[KernelLaunch]:
     """List the kernels of a single operation, preceded by the cast of its weight under autocast."""
@@ -119,7 +121,7 @@ def _single_operation_forward_launches(
         bytes_read=bytes_read,
         bytes_written=bytes_written,
     )
-    cast_read, cast_written = op.cast_bytes(dtype)
+    cast_read, cast_written = op.weight_cast_bytes_moved(dtype)
     if not cast_written:
         return [launch]
     # autocast caches the 16-bit weight, so the cast runs once per pass.
@@ -157,7 +159,7 @@ def _fused_attention_forward_launches(
     return [launch]
 
 
-def _backward_launches(operations: list[Operation], dtype: Precision) -> list[KernelLaunch]:
+def _single_operation_backward_launches(operations: list[Operation], dtype: Precision) -> list[KernelLaunch]:
     """List the backward kernels of a single operation. A matmul has two gradients."""
     (op,) = operations
     bytes_read, bytes_written = op.backward_bytes(dtype, fused=False)
@@ -178,7 +180,7 @@ def _backward_launches(operations: list[Operation], dtype: Precision) -> list[Ke
     return [launch]
 
 
-def _fused_backward_launches(operations: list[Operation], dtype: Precision) -> list[KernelLaunch]:
+def _fused_attention_backward_launches(operations: list[Operation], dtype: Precision) -> list[KernelLaunch]:
     """Backward launch of fused attention, which computes QKᵀ again.
 
     It reads Q, K, V, the output and its gradient, and writes three gradients.

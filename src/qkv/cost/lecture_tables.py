@@ -36,16 +36,16 @@ class LectureRow:
     """O(·) of the IO, empty if the lecture has no such row."""
     flops: int
     elementwise: int
-    elements: int
+    unfused_elements: int
     """Elements read and written without fusion."""
-    n_bytes: int
+    unfused_bytes: int
     kernel_bytes: int
     """Bytes read and written with the kernel of the workload. Fused attention never writes the scores."""
     parameters: int
 
     @property
     def intensity(self) -> float:
-        return self.flops / self.n_bytes if self.n_bytes else 0.0
+        return self.flops / self.unfused_bytes if self.unfused_bytes else 0.0
 
     @property
     def kernel_intensity(self) -> float:
@@ -58,8 +58,8 @@ class LectureRow:
             "io_order": self.io_order,
             "flops": self.flops,
             "elementwise_flops": self.elementwise,
-            "elements_moved": self.elements,
-            "bytes_moved": self.n_bytes,
+            "elements_moved": self.unfused_elements,
+            "bytes_moved": self.unfused_bytes,
             "flops_per_byte": self.intensity,
             "kernel_bytes_moved": self.kernel_bytes,
             "kernel_flops_per_byte": self.kernel_intensity,
@@ -153,7 +153,7 @@ def lecture_errata(config: ModelConfig) -> list[str]:
     return [*LECTURE_ERRATA, ENCODER_DECODER_ERRATUM] if config.family == "seq2seq" else list(LECTURE_ERRATA)
 
 
-def count_attention_parameters(config: TransformerConfig, n_layers: int) -> int:
+def count_attention_matrix_parameters(config: TransformerConfig, n_layers: int) -> int:
     """Count the parameters of W_Q, W_K, W_V and W_O without biases.
 
     With split heads the count is 4·L·d². The slide of lecture C omits the factor 4.
@@ -185,7 +185,7 @@ def _build_table(estimate: Estimate, operations: list[Operation], phase: Phase |
     rest = [op for op in operations if id(op) not in in_lecture]
     order, io_order = ("", "") if isinstance(estimate.config, RNNConfig) else TOTALS[is_decode]
     rows.append(_build_row(estimate, "sum of the above", covered, order=order, io_order=io_order))
-    rows += _build_remaining_rows(estimate, rest)
+    rows += _build_rows_outside_lecture(estimate, rest)
     total = _build_row(estimate, "total", operations, order="", io_order="")
     return LectureTable(title=title, rows=tuple(rows), total=total)
 
@@ -194,7 +194,7 @@ def _activation_name(config: ModelConfig) -> str:
     return "f" if isinstance(config, RNNConfig) else _ACTIVATION_NAMES[config.activation]
 
 
-def _build_remaining_rows(estimate: Estimate, operations: list[Operation]) -> list[LectureRow]:
+def _build_rows_outside_lecture(estimate: Estimate, operations: list[Operation]) -> list[LectureRow]:
     """Build rows for the operations that the lecture does not cover."""
     groups: dict[str, list[Operation]] = {}
     for op in operations:
@@ -221,8 +221,8 @@ def _build_row(
         io_order=io_order,
         flops=sum(op.flops for op in operations),
         elementwise=sum(op.elementwise_flops for op in operations),
-        elements=elements,
-        n_bytes=elements * estimate.workload.dtype.matmul_itemsize,
+        unfused_elements=elements,
+        unfused_bytes=elements * estimate.workload.dtype.matmul_itemsize,
         kernel_bytes=sum(operation_row(op, estimate.workload)[kernel_bytes] for op in operations),
         parameters=sum(op.n_parameters for op in operations),
     )

@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.operation import Operation
-from qkv.cost.optimizer_update import shard_size, split_parameters_by_optimizer
+from qkv.cost.optimizer_update import shard_size, split_device_parameters_by_optimizer
 from qkv.cost.parameters import count_parameters
-from qkv.cost.peak_activations import peak_activation_bytes
+from qkv.cost.peak_activations import peak_inference_activation_bytes
 from qkv.cost.rnn import KEY_PROJECTING_SCORES, STATES_PER_CELL
-from qkv.cost.training_memory import candidate_peak_bytes, live_bytes_before_backward, weight_cast_bytes
+from qkv.cost.training_memory import loss_block_embedding_peak_bytes, saved_recomputed_and_cast_bytes, weight_cast_bytes
 from qkv.cost.workload import Mode, Precision, Sharding, Workload
 
 CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
@@ -65,14 +65,14 @@ def estimate_memory(operations: list[Operation], config: ModelConfig, workload: 
         if isinstance(config, Seq2SeqConfig):
             source_cache = cache_bytes(config, seq_len=0, **settings)
     activations = max(
-        peak_activation_bytes(config, single_pass, source_cache_bytes=source_cache) for single_pass in passes
+        peak_inference_activation_bytes(config, single_pass, source_cache_bytes=source_cache) for single_pass in passes
     )
     return MemoryEstimate(
         weights=weights,
         weight_casts=weight_casts,
         activations=activations,
         cache=cache,
-        peak=weights + weight_casts + activations + cache + _input_and_target_bytes(config, workload),
+        peak=weights + weight_casts + activations + cache + _input_and_target_or_position_bytes(config, workload),
     )
 
 
@@ -112,17 +112,17 @@ def _estimate_training_memory(
 ) -> MemoryEstimate:
     n_shards = workload.n_devices if workload.sharding is Sharding.FSDP else 1
     itemsize = workload.dtype.param_itemsize
-    update = split_parameters_by_optimizer(operations, n_parameters, workload)
+    update = split_device_parameters_by_optimizer(operations, n_parameters, workload)
     persistent = {
         "weights": shard_size(n_parameters, n_shards) * itemsize,
         "ema": shard_size(n_parameters, n_shards) * itemsize if workload.ema else 0,
         "optimizer": update.state_elements * itemsize,
         "cublas_workspace": CUBLAS_WORKSPACE_BYTES if workload.on_gpu else 0,
-        "gathered_weights": _unsharded_fsdp_parameters(operations) * itemsize if n_shards > 1 else 0,
+        "gathered_weights": _peak_gathered_fsdp_parameters(operations) * itemsize if n_shards > 1 else 0,
     }
-    live = live_bytes_before_backward(operations, workload)
+    live = saved_recomputed_and_cast_bytes(operations, workload)
     gradients = shard_size(n_parameters, n_shards) * itemsize
-    stages = candidate_peak_bytes(operations, config, workload, gradients=gradients)
+    stages = loss_block_embedding_peak_bytes(operations, config, workload, gradient_bytes=gradients)
     stages["update"] = gradients + update.muon_temporary_bytes(workload.dtype, on_gpu=workload.on_gpu)
     highest = max(stages.values())
     return MemoryEstimate(
@@ -131,11 +131,11 @@ def _estimate_training_memory(
         gradients=gradients,
         activations=live.activations,
         temporaries=max(0, highest - live.activations - live.weight_casts),
-        peak=sum(persistent.values()) + _input_and_target_bytes(config, workload) + highest,
+        peak=sum(persistent.values()) + _input_and_target_or_position_bytes(config, workload) + highest,
     )
 
 
-def _input_and_target_bytes(config: ModelConfig, workload: Workload) -> int:
+def _input_and_target_or_position_bytes(config: ModelConfig, workload: Workload) -> int:
     """Bytes of the inputs: int64 ids with as many targets (training) or one row of positions, and float32 patches."""
     match config:
         case _ if workload.mode is Mode.DECODE:
@@ -150,7 +150,7 @@ def _input_and_target_bytes(config: ModelConfig, workload: Workload) -> int:
     return workload.batch_size * source + 8 * (workload.n_tokens + targets_or_positions)
 
 
-def _unsharded_fsdp_parameters(operations: list[Operation]) -> int:
+def _peak_gathered_fsdp_parameters(operations: list[Operation]) -> int:
     """Weight elements that FSDP holds unsharded: those outside the blocks and two blocks (current and prefetched)."""
     outside = sum(op.n_parameters for op in operations if not op.is_block)
     per_block: dict[str, int] = {}

@@ -46,7 +46,7 @@ def estimate_traffic(operations: list[Operation], workload: Workload, update: Pa
     """Sum the bytes that the kernels of a step move."""
     unfused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.EAGER))
     fused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.FUSED))
-    update_launches = update.launches(workload.dtype) if workload.mode is Mode.TRAIN else []
+    update_launches = update.clipping_and_update_launches(workload.dtype) if workload.mode is Mode.TRAIN else []
     return MemoryTraffic(
         weights=sum(op.weights * op.runs * _weight_itemsize(op, workload) for op in operations),
         cache=sum(op.cache * op.runs for op in operations) * workload.dtype.matmul_itemsize,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from fractions import Fraction
+from typing import NamedTuple
 
 from qkv.cost.workload import Precision
 
@@ -18,6 +19,11 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     """All decode steps of a generation combined."""
+
+
+class BytesMoved(NamedTuple):
+    read: int
+    written: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +159,16 @@ class Operation:
         onchip = self.onchip_reads + self.onchip_writes if fused else 0
         return (self.weights + self.cache + self.reads + self.writes - onchip) * self.runs
 
-    def forward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
+    def forward_bytes(self, dtype: Precision, *, fused: bool) -> BytesMoved:
         """Bytes read and bytes written by one run of the forward pass."""
         reads, writes = self._activation_elements_read_written(fused=fused)
         itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
         weight_itemsize = dtype.param_itemsize if self.matmul is None else itemsize
-        return self.weights * weight_itemsize + (self.cache + reads) * itemsize, writes * itemsize
+        return BytesMoved(
+            read=self.weights * weight_itemsize + (self.cache + reads) * itemsize, written=writes * itemsize
+        )
 
-    def backward_bytes(self, dtype: Precision, *, fused: bool) -> tuple[int, int]:
+    def backward_bytes(self, dtype: Precision, *, fused: bool) -> BytesMoved:
         """Bytes read and bytes written by one run of the backward pass.
 
         The inputs and the output gradient (twice for a matmul) are read, and the gradients of the inputs and weights
@@ -170,16 +178,16 @@ class Operation:
         itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
         weight_itemsize = 0 if self.matmul is None else itemsize
         times = 1 if self.matmul is None else 2
-        return (
-            self.weights * weight_itemsize + (reads + times * writes) * itemsize,
-            reads * itemsize + self.parameters * dtype.param_itemsize,
+        return BytesMoved(
+            read=self.weights * weight_itemsize + (reads + times * writes) * itemsize,
+            written=reads * itemsize + self.parameters * dtype.param_itemsize,
         )
 
-    def cast_bytes(self, dtype: Precision) -> tuple[int, int]:
+    def weight_cast_bytes_moved(self, dtype: Precision) -> BytesMoved:
         """Bytes read and written when autocast casts the weight of one copy to 16 bits, once per pass."""
         if dtype is not Precision.MIXED or self.matmul is None or self.autocast_fp32:
-            return 0, 0
-        return self.weights * dtype.param_itemsize, self.weights * dtype.matmul_itemsize
+            return BytesMoved(read=0, written=0)
+        return BytesMoved(read=self.weights * dtype.param_itemsize, written=self.weights * dtype.matmul_itemsize)
 
     def _activation_elements_read_written(self, *, fused: bool) -> tuple[int, int]:
         """Activation elements read and written, without those that stay on the chip if `fused`."""

@@ -70,7 +70,7 @@ class ParametersByOptimizer:
             default=0,
         )
 
-    def launches(self, dtype: Precision) -> list[KernelLaunch]:
+    def clipping_and_update_launches(self, dtype: Precision) -> list[KernelLaunch]:
         """List the kernels of gradient clipping and the update.
 
         AdamW reads weight, gradient and both moments and writes all but the gradient: 28 bytes per float32 parameter.
@@ -78,9 +78,15 @@ class ParametersByOptimizer:
         n, itemsize = self.by_adamw + self.by_muon, dtype.param_itemsize
         launches = [
             # Computes the norm of all gradients, then scales them.
-            _multi_tensor_launch("clip", n, ops=3, bytes_read=2 * itemsize, bytes_written=itemsize),
-            _multi_tensor_launch(
-                "AdamW", self.by_adamw, ops=ADAMW_OPS, bytes_read=4 * itemsize, bytes_written=3 * itemsize
+            _multi_tensor_update_launch(
+                "clip", n, ops_per_parameter=3, read_per_parameter=2 * itemsize, written_per_parameter=itemsize
+            ),
+            _multi_tensor_update_launch(
+                "AdamW",
+                self.by_adamw,
+                ops_per_parameter=ADAMW_OPS,
+                read_per_parameter=4 * itemsize,
+                written_per_parameter=3 * itemsize,
             ),
         ]
         for group in self.muon:
@@ -107,7 +113,7 @@ class ParametersByOptimizer:
         return launches
 
 
-def split_parameters_by_optimizer(
+def split_device_parameters_by_optimizer(
     operations: list[Operation], n_parameters: int, workload: Workload
 ) -> ParametersByOptimizer:
     """Split the parameters that one device updates by optimizer.
@@ -127,17 +133,19 @@ def split_parameters_by_optimizer(
     return ParametersByOptimizer(by_adamw=shard_size(n_parameters - n_matrix_elements, n_shards), muon=muon)
 
 
-def _multi_tensor_launch(name: str, n: int, *, ops: int, bytes_read: int, bytes_written: int) -> KernelLaunch:
-    """Multi-tensor kernel over `n` parameters. `ops` and the bytes are per parameter."""
+def _multi_tensor_update_launch(
+    name: str, n_parameters: int, *, ops_per_parameter: int, read_per_parameter: int, written_per_parameter: int
+) -> KernelLaunch:
+    """Multi-tensor kernel of the update. `read_per_parameter` and `written_per_parameter` are bytes."""
     return KernelLaunch(
         part="update",
         name=name,
         phase=Phase.UPDATE,
         runs=1,
-        kernels=1 + n // PARAMETERS_PER_KERNEL,
-        elementwise=ops * n,
-        bytes_read=bytes_read * n,
-        bytes_written=bytes_written * n,
+        kernels=1 + n_parameters // PARAMETERS_PER_KERNEL,
+        elementwise=ops_per_parameter * n_parameters,
+        bytes_read=read_per_parameter * n_parameters,
+        bytes_written=written_per_parameter * n_parameters,
     )
 
 

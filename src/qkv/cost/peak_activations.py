@@ -5,7 +5,7 @@ module returns, so inside a block the inputs of the stack and of the block are l
 until the function returns, so attention holds queries, keys, values and results during the output projection.
 """
 
-from qkv.choices import AttentionKernel, HeadCombination, NormKind, NormPosition, PositionKind, ScoreKind
+from qkv.choices import AttentionKernel, HeadCombination, NormKind, NormPosition, PositionKind, RNNAttentionScore
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost.blocks import SCORE_BIAS_POSITIONS, BlockStack
 from qkv.cost.operation import LOGITS, NO_SAVED_TENSORS, Operation, SavedTensors
@@ -23,7 +23,7 @@ WINDOW_BYTES_PER_PAIR = 18
 """Bytes per query–key pair while a window mask is built: the signed and absolute distance (int64), two bools."""
 
 
-def peak_activation_bytes(config: ModelConfig, workload: Workload, *, source_cache_bytes: int) -> int:
+def peak_inference_activation_bytes(config: ModelConfig, workload: Workload, *, source_cache_bytes: int) -> int:
     """Return the peak bytes of activations within a pass.
 
     `source_cache_bytes` is the size of the cached keys and values of the source, which do not exist yet while the
@@ -33,7 +33,7 @@ def peak_activation_bytes(config: ModelConfig, workload: Workload, *, source_cac
     dtype = workload.dtype
     if isinstance(config, RNNConfig):
         per_operation = [SavedTensors(fp32_elements=op.reads + op.writes) for op in operations]
-        return max(live.n_bytes(dtype) for live in (*per_operation, *_rnn_attention_peaks(config, workload)))
+        return max(live.n_bytes(dtype) for live in (*per_operation, *_rnn_attention_peak_candidates(config, workload)))
     *encoder_stacks, last_stack = block_stacks(config, workload)
     states = SavedTensors(fp32_elements=last_stack.n_rows * config.d_model)
     source = NO_SAVED_TENSORS
@@ -72,13 +72,13 @@ def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[Save
     inputs = SavedTensors(fp32_elements=min(2, stack.n_layers) * x) + _shared_position_and_mask_tensors(stack)
     residual_add = SavedTensors(fp32_elements=x, elements=x)
     if not is_pre_norm:
-        residual_add = residual_add + _tensors_of_one_post_norm(stack, x)
+        residual_add = residual_add + _live_post_norm_tensors(stack, x)
     normed = SavedTensors(fp32_elements=x) if is_pre_norm else NO_SAVED_TENSORS
-    peaks = [inputs + normed + live for live in _attention_peaks(stack, "attention", fills_cache=fills_cache)]
+    peaks = [inputs + normed + live for live in _attention_peak_candidates(stack, "attention", fills_cache=fills_cache)]
     peaks.append(inputs + residual_add)
     after_attention = inputs + SavedTensors(fp32_elements=x)
     if stack.n_source is not None:
-        cross_attention = _attention_peaks(stack, "cross_attention", fills_cache=fills_cache)
+        cross_attention = _attention_peak_candidates(stack, "cross_attention", fills_cache=fills_cache)
         peaks += [after_attention + normed + live for live in cross_attention]
     hidden = stack.n_rows * stack.config.d_ff
     activation = SavedTensors(elements=(3 if stack.config.gated else 2) * hidden)
@@ -90,9 +90,9 @@ def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[Save
     ]
 
 
-def _rnn_attention_peaks(config: RNNConfig, workload: Workload) -> list[SavedTensors]:
+def _rnn_attention_peak_candidates(config: RNNConfig, workload: Workload) -> list[SavedTensors]:
     """Live tensors in the decoder attention of an RNN, which has no fused kernel."""
-    if config.attention is ScoreKind.NONE:
+    if config.attention is RNNAttentionScore.NONE:
         return []
     target, source = (workload.batch_size * n * config.d_model for n in (workload.n_queries, workload.n_source))
     square = workload.batch_size * workload.n_queries * workload.n_source
@@ -100,7 +100,7 @@ def _rnn_attention_peaks(config: RNNConfig, workload: Workload) -> list[SavedTen
     # Input and states of the decoder, and the source unless it is counted as cache.
     inputs = SavedTensors(elements=2 * target + (0 if workload.mode is Mode.DECODE else source * (1 + has_keys)))
     peaks = [inputs + SavedTensors(elements=EAGER_SCORE_COPIES * square)]
-    if config.attention is ScoreKind.ADDITIVE:
+    if config.attention is RNNAttentionScore.ADDITIVE:
         # The sum of query and key, and its tanh.
         peaks.append(inputs + SavedTensors(elements=2 * square * config.d_model))
     return peaks
@@ -117,11 +117,11 @@ def _mask_and_bias_setup_peak(stack: BlockStack) -> SavedTensors:
     return SavedTensors(fp32_elements=stack.n_rows * config.d_model, raw_bytes=bytes_per_pair * pairs)
 
 
-def _tensors_of_one_post_norm(stack: BlockStack, x: int) -> SavedTensors:
+def _live_post_norm_tensors(stack: BlockStack, residual_elements: int) -> SavedTensors:
     """Tensors of a post-norm, which runs while both summands are live. RMSNorm on a CPU makes an additional copy."""
     is_layer_norm = stack.config.norm is NormKind.LAYER
     copies = 1 if is_layer_norm or stack.on_gpu else 2
-    return SavedTensors(fp32_elements=x * copies + stack.n_rows * (2 if is_layer_norm else 1))
+    return SavedTensors(fp32_elements=residual_elements * copies + stack.n_rows * (2 if is_layer_norm else 1))
 
 
 def _shared_position_and_mask_tensors(stack: BlockStack) -> SavedTensors:
@@ -137,7 +137,7 @@ def _shared_position_and_mask_tensors(stack: BlockStack) -> SavedTensors:
             return SavedTensors(raw_bytes=mask_bytes)
 
 
-def _attention_peaks(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> list[SavedTensors]:
+def _attention_peak_candidates(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> list[SavedTensors]:
     """Live tensors in the projections, rotary embedding, core and output projection, without the residual stream."""
     config, rows, is_self = stack.config, stack.n_rows, sublayer == "attention"
     m = stack.n_keys if is_self else stack.n_source or 0
@@ -152,7 +152,7 @@ def _attention_peaks(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> 
     peaks = [
         SavedTensors(elements=queries + key + value),
         SavedTensors(elements=queries + keys_and_values)
-        + _live_attention_tensors(stack, m, results=results, is_self=is_self),
+        + _live_attention_core_tensors(stack, m, output_elements=results, is_self=is_self),
     ]
     if is_rotated:
         rotating_queries = (1 + ROTARY_COPIES) * query
@@ -166,28 +166,30 @@ def _attention_peaks(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> 
     return [*peaks, SavedTensors(elements=queries + keys_and_values + results + joined + projected)]
 
 
-def _live_attention_tensors(stack: BlockStack, m: int, *, results: int, is_self: bool) -> SavedTensors:
-    """Live tensors of scores, softmax and mix over `m` keys."""
-    config, pairs = stack.config, stack.n_queries * m
+def _live_attention_core_tensors(
+    stack: BlockStack, n_keys: int, *, output_elements: int, is_self: bool
+) -> SavedTensors:
+    """Live tensors of scores, softmax and mix over `n_keys` keys."""
+    config, pairs = stack.config, stack.n_queries * n_keys
     square = stack.batch_size * config.n_heads * pairs
     rows = stack.n_rows * config.n_heads
-    key = stack.batch_size * m * config.n_heads * config.d_head
+    key = stack.batch_size * n_keys * config.n_heads * config.d_head
     if stack.kernel is AttentionKernel.EAGER:
         # Keys and values are repeated for the heads that share them, even if every head has separate ones.
-        repeated = max(key, stack.batch_size * m * config.n_heads * config.d_value)
+        repeated = max(key, stack.batch_size * n_keys * config.n_heads * config.d_value)
         return SavedTensors(elements=max(EAGER_SCORE_COPIES * square, square + repeated), raw_bytes=rows)
     if not stack.on_gpu and config.d_head != config.d_value:
         # torch has no fused CPU kernel for these shapes. It holds scores and softmax, and a bool for each −∞.
         mask = pairs if is_self and stack.causal else 0
         return SavedTensors(elements=mask + max(2 * square + rows * config.d_head, key), raw_bytes=square + rows)
     if not (is_self and _needs_dense_mask(stack)):
-        return SavedTensors(elements=results, fp32_elements=rows)
+        return SavedTensors(elements=output_elements, fp32_elements=rows)
     # With a dense mask, the results are copied to zero the rows that attend to nothing. The mask is merged into the
     # bias, or converted to numbers by the kernel. The window mask itself is counted with the shared tensors.
     if config.positions in SCORE_BIAS_POSITIONS:
         mask = pairs if config.sliding_window is None else 0
-        return SavedTensors(elements=2 * results, fp32_elements=config.n_heads * pairs, raw_bytes=mask)
-    return SavedTensors(elements=results + max(results, pairs), raw_bytes=pairs)
+        return SavedTensors(elements=2 * output_elements, fp32_elements=config.n_heads * pairs, raw_bytes=mask)
+    return SavedTensors(elements=output_elements + max(output_elements, pairs), raw_bytes=pairs)
 
 
 def _needs_dense_mask(stack: BlockStack) -> bool:

@@ -8,7 +8,7 @@ so its time is added as well.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from qkv.choices import AttentionKernel, CellKind, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
@@ -41,6 +41,16 @@ class PredictedOperationTime:
     seconds: float
 
 
+class StepStages(NamedTuple):
+    """Seconds of the launches and of the computation of each stage. A model without an encoder has only a decoder."""
+
+    encoder: tuple[float, float]
+    decoder: tuple[float, float]
+    head_with_loss: tuple[float, float]
+    backward: tuple[float, float]
+    update: tuple[float, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimePrediction:
     """Predicted time of a step, split into CPU launches, device computation and sequential recurrences."""
@@ -70,14 +80,14 @@ def predict_time(config: ModelConfig, workload: Workload, calibration: Calibrati
     calibration.check_precision(workload.mode, workload.dtype)
     if workload.mode is Mode.GENERATE:
         return _predict_generation(config, workload, calibration)
-    times = tuple(_OperationTimePredictor(config, workload, calibration).operation_times())
+    times = tuple(_OperationTimePredictor(config, workload, calibration).operation_and_update_times())
     recurrence = sum((time.seconds for time in times if time.name == "recurrence"), 0.0)
     compute = sum(time.seconds for time in times) - recurrence
     launch = _launch_seconds(config, workload, calibration)
     if calibration.is_asynchronous:
         # The host reads the loss and the gradient norm before the update, so the device is idle when the launches of
         # the update begin.
-        *passes, update = _launch_compute_seconds_by_phase(config, workload, calibration, times)
+        *passes, update = _launch_compute_seconds_by_stage(config, workload, calibration, times)
         seconds = _overlapped_launch_and_compute_seconds(passes) + max(update) + recurrence
     else:
         seconds = launch + compute + recurrence
@@ -106,7 +116,7 @@ def _predict_generation(config: ModelConfig, workload: Workload, calibration: Ca
     return TimePrediction(**sums, operation_times=(*prefill.operation_times, *decode))
 
 
-def launch_family(config: ModelConfig) -> str:
+def launch_overhead_family(config: ModelConfig) -> str:
     """Return the name under which the calibration stores the launch overhead of this type of model."""
     match config:
         case RNNConfig():
@@ -120,14 +130,18 @@ def launch_family(config: ModelConfig) -> str:
 
 
 def _launch_seconds(
-    config: ModelConfig, workload: Workload, calibration: Calibration, *, pass_suffix: str = ""
+    config: ModelConfig,
+    workload: Workload,
+    calibration: Calibration,
+    *,
+    pass_suffix: Literal["", "_forward", "_gradients"] = "",
 ) -> float:
     """Seconds of all launches, or of a part of a training step.
 
     The `pass_suffix` is `_forward` for the forward pass or `_gradients` for everything except the update.
     """
     mode = f"{workload.mode.value}{pass_suffix}"
-    overhead = calibration.get_launch_overhead(f"{launch_family(config)}.{mode}")
+    overhead = calibration.get_launch_overhead(f"{launch_overhead_family(config)}.{mode}")
     match config:
         case RNNConfig() | Seq2SeqConfig():
             layers = config.n_encoder_layers * overhead.per_layer
@@ -151,12 +165,12 @@ def _n_attention_layers(config: ModelConfig, workload: Workload) -> int:
             return config.n_layers
 
 
-def _launch_compute_seconds_by_phase(
+def _launch_compute_seconds_by_stage(
     config: ModelConfig, workload: Workload, calibration: Calibration, times: tuple[PredictedOperationTime, ...]
-) -> list[tuple[float, float]]:
-    """Return (launch, compute) seconds of each phase: encoder, decoder, head with loss, backward pass, update."""
+) -> StepStages:
+    """Split the launch and compute seconds of a step between its stages."""
     total_launch = gradients_launch = forward_launch = _launch_seconds(config, workload, calibration)
-    launch = f"{launch_family(config)}.{workload.mode.value}"
+    launch = f"{launch_overhead_family(config)}.{workload.mode.value}"
     timed = [time for time in times if time.name != "recurrence"]
     update = sum((time.seconds for time in timed if time.part == "optimizer"), 0.0)
     head = sum(time.seconds for time in timed if time.name == LOGITS or time.part == LOSS)
@@ -171,13 +185,13 @@ def _launch_compute_seconds_by_phase(
     if isinstance(config, Seq2SeqConfig | RNNConfig) and workload.mode is not Mode.DECODE:
         per_layer = calibration.get_launch_overhead(launch).per_layer
         encoder_launch = min(forward_launch, config.n_encoder_layers * per_layer)
-    return [
-        (encoder_launch, forward_fraction * encoder),
-        (forward_launch - encoder_launch, forward_fraction * rest),
-        (0.0, head),
-        (gradients_launch - forward_launch, (1 - forward_fraction) * (encoder + rest)),
-        (total_launch - gradients_launch, update),
-    ]
+    return StepStages(
+        encoder=(encoder_launch, forward_fraction * encoder),
+        decoder=(forward_launch - encoder_launch, forward_fraction * rest),
+        head_with_loss=(0.0, head),
+        backward=(gradients_launch - forward_launch, (1 - forward_fraction) * (encoder + rest)),
+        update=(total_launch - gradients_launch, update),
+    )
 
 
 def _overlapped_launch_and_compute_seconds(phases: list[tuple[float, float]]) -> float:
@@ -214,7 +228,7 @@ class _OperationTimePredictor:
         calibrated = stream.interpolate(CALIBRATED_WEIGHT_BYTES[calibration.kind])
         self.extra_seconds_per_byte = max(0.0, self.seconds_per_byte - calibrated)
 
-    def operation_times(self) -> Iterator[PredictedOperationTime]:
+    def operation_and_update_times(self) -> Iterator[PredictedOperationTime]:
         """Yield the time of every operation that takes time, and of the optimizer update."""
         for op in list_operations(self.config, self.workload):
             seconds, name = self._seconds_and_reported_name(op)
@@ -225,47 +239,55 @@ class _OperationTimePredictor:
         if self.workload.mode is Mode.TRAIN:
             n = count_parameters(self.config).total
             yield PredictedOperationTime(
-                part="optimizer", name="update", runs=1, seconds=self._predict_kernel_seconds("update", n)
+                part="optimizer", name="update", runs=1, seconds=self._kernel_seconds_without_cpu_launch("update", n)
             )
 
     def _seconds_and_reported_name(self, op: Operation) -> tuple[float, str]:
         """Return the seconds over all runs, and the name under which they are reported."""
         if op.is_attention_core:
             # The tables time scores, softmax and mix together, so the scores account for all three.
-            return (op.copies * self._time_attention(op), "attention") if op.name == "scores" else (0.0, op.name)
+            return (
+                (op.copies * self._attention_layer_seconds(op), "attention") if op.name == "scores" else (0.0, op.name)
+            )
         if op.name in ("input", "recurrent", "gates"):
             is_reported = op.name == "recurrent"
-            return (op.copies * self._time_recurrence(op), "recurrence") if is_reported else (0.0, op.name)
+            return (
+                (op.copies * self._recurrent_layer_seconds_without_launch(op), "recurrence")
+                if is_reported
+                else (0.0, op.name)
+            )
         if op.part == LOSS:
-            return self._predict_kernel_seconds("loss", op.reads), op.name
+            return self._kernel_seconds_without_cpu_launch("loss", op.reads), op.name
         if op.matmul is not None:
-            return op.runs * self._time_matmul(op), op.name
-        return op.runs * self._time_non_matmul(op), op.name
+            return op.runs * self._matmul_seconds_per_run(op), op.name
+        return op.runs * self._non_matmul_seconds_per_run(op), op.name
 
-    def _predict_kernel_seconds(self, name: str, *sizes: int | float) -> float:
+    def _kernel_seconds_without_cpu_launch(self, name: str, *sizes: int | float) -> float:
         """Seconds of a kernel. On a CPU, the fixed cost of a call is part of the launch overhead and is subtracted."""
         table = self.calibration.get_table(f"{name}.{self.pass_name}")
         seconds = table.interpolate(*sizes)
         return seconds if self.calibration.is_asynchronous else max(0.0, seconds - table.min_seconds)
 
-    def _time_matmul(self, op: Operation) -> float:
+    def _matmul_seconds_per_run(self, op: Operation) -> float:
         assert op.matmul is not None
         matmul = op.matmul
-        seconds = self._predict_kernel_seconds("matmul", matmul.batch * matmul.rows, matmul.inner, matmul.columns)
+        seconds = self._kernel_seconds_without_cpu_launch(
+            "matmul", matmul.batch * matmul.rows, matmul.inner, matmul.columns
+        )
         if matmul.columns % ALIGNMENT and matmul.columns > ALIGNMENT:
             rows, alignment = matmul.batch * matmul.rows, math.gcd(matmul.columns, ALIGNMENT)
             seconds *= self.calibration.get_table(f"misaligned.{self.pass_name}").interpolate(rows, alignment)
         if self.pass_name == "train":
             if op.elementwise:
-                seconds += self._predict_kernel_seconds("bias", matmul.rows * matmul.columns)
+                seconds += self._kernel_seconds_without_cpu_launch("bias", matmul.rows * matmul.columns)
             if self.workload.dtype is Precision.MIXED and op.name not in HALF_INPUT_OPERATIONS:
-                seconds += self._predict_kernel_seconds("cast", matmul.rows * matmul.inner)
+                seconds += self._kernel_seconds_without_cpu_launch("cast", matmul.rows * matmul.inner)
         else:
             n_bytes = op.weights * self.workload.dtype.matmul_itemsize
             seconds = max(seconds + n_bytes * self.extra_seconds_per_byte, n_bytes * self.seconds_per_byte)
         return seconds
 
-    def _time_attention(self, op: Operation) -> float:
+    def _attention_layer_seconds(self, op: Operation) -> float:
         assert op.matmul is not None
         assert isinstance(self.config, TransformerConfig)
         matmul, config, kernel = op.matmul, self.config, self.workload.kernel
@@ -274,15 +296,15 @@ class _OperationTimePredictor:
             # On a GPU, the fused kernel reads keys and values once for all heads that share them.
             reads_once = self.calibration.is_asynchronous and kernel is AttentionKernel.FUSED
             n_heads = self.workload.batch_size * config.n_kv_heads if reads_once else matmul.batch
-            seconds = self._predict_kernel_seconds(f"decode-{kernel.value}", n_heads, matmul.columns, width)
+            seconds = self._kernel_seconds_without_cpu_launch(f"decode-{kernel.value}", n_heads, matmul.columns, width)
             # `op.cache` holds the keys. The values, which belong to the mix, are about as many.
             return seconds + 2 * op.cache * self.workload.dtype.matmul_itemsize * self.extra_seconds_per_byte
         is_causal = op.unmasked_fraction < 1 and kernel is AttentionKernel.FUSED
         name = f"{'causal' if is_causal else 'full'}-{kernel.value}"
         return self._extrapolate_attention_seconds(name, matmul.batch, (matmul.rows * matmul.columns) ** 0.5, width)
 
-    def _extrapolate_attention_seconds(self, name: str, n_heads: int, n: float, width: float) -> float:
-        """Seconds of attention over `n` tokens, extrapolated beyond the longest calibrated length.
+    def _extrapolate_attention_seconds(self, name: str, n_heads: int, n_tokens: float, width: float) -> float:
+        """Seconds of attention over `n_tokens` tokens, extrapolated beyond the longest calibrated length.
 
         A sequence r times as long as the longest one occupies the device like r of the longest sequences.
         Extrapolating by n² alone would assume that a half-idle device stays half idle. In addition, each query takes
@@ -292,14 +314,16 @@ class _OperationTimePredictor:
         table = self.calibration.get_table(f"{name}.{self.pass_name}")
         calibrated_heads, lengths, _ = table.axes
         max_heads, (*_, second_longest, longest) = calibrated_heads[-1], (lengths[0] / 2, *lengths)
-        ratio = max(1.0, n / longest)
+        ratio = max(1.0, n_tokens / longest)
         per_query = table.interpolate(max_heads, second_longest, width) / second_longest
         slope = 1 - per_query * longest / table.interpolate(max_heads, longest, width)
         # Two measurements give an uncertain slope, so it is at least half of that of a time proportional to the keys.
         growth = min(1.0, max(0.5, slope / (1 - second_longest / longest)))
-        return (1 + growth * (ratio - 1)) * self._predict_kernel_seconds(name, ratio * n_heads, n / ratio, width)
+        return (1 + growth * (ratio - 1)) * self._kernel_seconds_without_cpu_launch(
+            name, ratio * n_heads, n_tokens / ratio, width
+        )
 
-    def _time_recurrence(self, op: Operation) -> float:
+    def _recurrent_layer_seconds_without_launch(self, op: Operation) -> float:
         """Seconds of a full layer in one direction. Two directions are timed together, so each gets half."""
         assert op.matmul is not None
         assert isinstance(self.config, RNNConfig)
@@ -313,23 +337,23 @@ class _OperationTimePredictor:
             seconds *= self.calibration.get_table(f"lstm.{self.pass_name}").interpolate(1)
         return seconds
 
-    def _time_non_matmul(self, op: Operation) -> float:
+    def _non_matmul_seconds_per_run(self, op: Operation) -> float:
         match op.name:
             case "norm":
                 assert isinstance(self.config, TransformerConfig)
-                return self._predict_kernel_seconds(self.config.norm.value, op.writes)
+                return self._kernel_seconds_without_cpu_launch(self.config.norm.value, op.writes)
             case "activation":
                 assert isinstance(self.config, TransformerConfig)
-                gate = self._predict_kernel_seconds("gate", op.writes) if op.reads > op.writes else 0.0
-                return self._predict_kernel_seconds(self.config.activation.value, op.writes) + gate
+                gate = self._kernel_seconds_without_cpu_launch("gate", op.writes) if op.reads > op.writes else 0.0
+                return self._kernel_seconds_without_cpu_launch(self.config.activation.value, op.writes) + gate
             case "lookup":
                 # The gradient of an embedding is as large as its table.
                 has_gradient = self.pass_name == "train" and op.parameters
-                gradient = self._predict_kernel_seconds("fill", op.parameters) if has_gradient else 0.0
-                return self._predict_kernel_seconds("lookup", op.writes) + gradient
+                gradient = self._kernel_seconds_without_cpu_launch("fill", op.parameters) if has_gradient else 0.0
+                return self._kernel_seconds_without_cpu_launch("lookup", op.writes) + gradient
             case "softmax":
-                return self._predict_kernel_seconds("softmax", op.writes)
+                return self._kernel_seconds_without_cpu_launch("softmax", op.writes)
             case "rotary":
-                return self._predict_kernel_seconds("rotary", op.writes)
+                return self._kernel_seconds_without_cpu_launch("rotary", op.writes)
             case _:
-                return self._predict_kernel_seconds("add", op.writes) if op.writes else 0.0
+                return self._kernel_seconds_without_cpu_launch("add", op.writes) if op.writes else 0.0

@@ -5,7 +5,7 @@ The sizes of tensors saved for the backward pass were measured with torch's recu
 
 from dataclasses import replace
 
-from qkv.choices import CellKind, ScoreKind
+from qkv.choices import CellKind, RNNAttentionScore
 from qkv.config import RNNConfig
 from qkv.cost.blocks import SOFTMAX_OPS
 from qkv.cost.operation import MatMul, Operation, SavedTensors, linear_operation, logits_operation, lookup_operation
@@ -15,7 +15,7 @@ GATES_PER_CELL = {CellKind.GRU: 3, CellKind.LSTM: 4}
 STATES_PER_CELL = {CellKind.GRU: 1, CellKind.LSTM: 2}
 SAVED_PER_STATE = {CellKind.GRU: (8, 8), CellKind.LSTM: (24, 17)}
 """Elements saved per step and state element, in the encoder and in the decoder. A reversed LSTM makes more copies."""
-KEY_PROJECTING_SCORES = (ScoreKind.GENERAL, ScoreKind.ADDITIVE)
+KEY_PROJECTING_SCORES = (RNNAttentionScore.GENERAL, RNNAttentionScore.ADDITIVE)
 """Attention scores that project the encoder states to keys."""
 OPS_PER_GATE = 4  # add the two products and the bias, then sigmoid or tanh
 TANH_OPS = 1
@@ -128,7 +128,7 @@ def _recurrent_layer_operations(
 
 def _rnn_attention_operations(config: RNNConfig, workload: Workload) -> list[Operation]:
     """List the decoder attention. In a decode step, projected keys of the source are read from the cache."""
-    if config.attention is ScoreKind.NONE:
+    if config.attention is RNNAttentionScore.NONE:
         return []
     b, n, m, d = workload.batch_size, workload.n_queries, workload.n_source, config.d_model
     part, square, source = "decoder.attention", b * n * m, b * m * d
@@ -145,9 +145,9 @@ def _rnn_attention_operations(config: RNNConfig, workload: Workload) -> list[Ope
         writes=square,
     )
     match config.attention:
-        case ScoreKind.GENERAL:
+        case RNNAttentionScore.GENERAL:
             similarity = [*(replace(op, saved=SavedTensors(elements=source)) for op in keys), scores]
-        case ScoreKind.ADDITIVE:
+        case RNNAttentionScore.ADDITIVE:
             similarity = [
                 linear_operation(part, "q_proj", rows=b * n, d_in=d, d_out=d, bias=False),
                 *keys,

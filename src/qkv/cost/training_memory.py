@@ -35,7 +35,7 @@ class LiveBytes:
         return self.saved + self.log_probs + self.recomputed
 
 
-def live_bytes_before_backward(operations: list[Operation], workload: Workload) -> LiveBytes:
+def saved_recomputed_and_cast_bytes(operations: list[Operation], workload: Workload) -> LiveBytes:
     """Sum the bytes that are live between the forward and the backward pass."""
     saved, blocks = NO_SAVED_TENSORS, {}
     for op in operations:
@@ -62,18 +62,18 @@ def live_bytes_before_backward(operations: list[Operation], workload: Workload) 
 
 def weight_cast_bytes(operations: list[Operation], workload: Workload) -> int:
     """Return the bytes of the 16-bit copies that autocast makes of the weights."""
-    return sum(op.cast_bytes(workload.dtype)[1] * op.copies for op in operations)
+    return sum(op.weight_cast_bytes_moved(workload.dtype)[1] * op.copies for op in operations)
 
 
-def candidate_peak_bytes(
-    operations: list[Operation], config: ModelConfig, workload: Workload, *, gradients: int
+def loss_block_embedding_peak_bytes(
+    operations: list[Operation], config: ModelConfig, workload: Workload, *, gradient_bytes: int
 ) -> dict[str, int]:
     """Return the bytes at each of the three candidate peaks of a step."""
-    live = live_bytes_before_backward(operations, workload)
+    live = saved_recomputed_and_cast_bytes(operations, workload)
     head = _largest_head(operations)
     unembedding = 0 if head is None else head.weights * workload.dtype.param_itemsize
     # With gradient accumulation, the gradients of earlier micro-batches are in memory as well.
-    accumulated = gradients if workload.accumulation_steps > 1 else 0
+    accumulated = gradient_bytes if workload.accumulation_steps > 1 else 0
     residual = workload.n_tokens * config.d_model * workload.dtype.param_itemsize
     casts = live.weight_casts_outside_blocks if workload.activation_checkpointing else live.weight_casts
     is_mixed = workload.dtype is Precision.MIXED
@@ -81,21 +81,29 @@ def candidate_peak_bytes(
         casts -= head.weights * (workload.dtype.matmul_itemsize if is_mixed else 0)
     # A tied embedding receives two gradients. Without autocast, their sum is a third tensor.
     n_embedding_gradients = (1 if is_mixed else 2) * config.tie_embeddings + (accumulated > 0)
-    in_blocks = live.saved - _freed_above_blocks(operations, workload, residual) + live.recomputed + casts + unembedding
+    in_blocks = (
+        live.saved
+        - _bytes_freed_before_block_backward(operations, workload, residual)
+        + live.recomputed
+        + casts
+        + unembedding
+    )
     return {
-        "loss": accumulated + live.saved + _peak_loss_and_cast_bytes(head, workload, live=live, kept_cast_bytes=casts),
-        "blocks": accumulated + in_blocks + residual + _block_temporary_bytes(operations, config, workload),
-        "embedding": gradients + n_embedding_gradients * unembedding + 2 * residual,
+        "loss": accumulated
+        + live.saved
+        + _peak_loss_and_weight_cast_bytes(head, workload, live=live, backward_cast_bytes=casts),
+        "blocks": accumulated + in_blocks + residual + _block_backward_temporary_bytes(operations, config, workload),
+        "embedding": gradient_bytes + n_embedding_gradients * unembedding + 2 * residual,
     }
 
 
-def _freed_above_blocks(operations: list[Operation], workload: Workload, residual: int) -> int:
+def _bytes_freed_before_block_backward(operations: list[Operation], workload: Workload, residual_bytes: int) -> int:
     """Bytes freed before the backward pass enters the last block: tensors of the head and the input of a final norm."""
     last = max((i for i, op in enumerate(operations) if op.is_block), default=len(operations))
     above = [
         op for op in operations[last + 1 :] if op.part != LOSS and not (workload.loss_chunk_size and op.name == LOGITS)
     ]
-    norm_input = residual if any(op.name == "norm" for op in above) else 0
+    norm_input = residual_bytes if any(op.name == "norm" for op in above) else 0
     return sum((op.saved * op.runs for op in above), NO_SAVED_TENSORS).n_bytes(workload.dtype) + norm_input
 
 
@@ -104,12 +112,12 @@ def _largest_head(operations: list[Operation]) -> Operation | None:
     return max((op for op in operations if op.name == LOGITS), key=lambda op: op.writes, default=None)
 
 
-def _peak_loss_and_cast_bytes(
-    head: Operation | None, workload: Workload, *, live: LiveBytes, kept_cast_bytes: int
+def _peak_loss_and_weight_cast_bytes(
+    head: Operation | None, workload: Workload, *, live: LiveBytes, backward_cast_bytes: int
 ) -> int:
     """Bytes of the loss and of the weight casts that are live at that time.
 
-    In the forward pass all casts are live. `kept_cast_bytes` are those kept for the backward pass.
+    In the forward pass all casts are live. `backward_cast_bytes` are those kept for the backward pass.
     """
     if head is None or head.matmul is None:
         return live.weight_casts
@@ -118,7 +126,7 @@ def _peak_loss_and_cast_bytes(
     if workload.loss_chunk_size is None:
         # Forward: logits (also in float32) and log-probabilities. Backward: log-probabilities and two gradients.
         forward = live.weight_casts + head.writes * (half_itemsize + 2 * LOSS_ITEMSIZE)
-        return max(forward, kept_cast_bytes + 3 * LOSS_ITEMSIZE * head.writes)
+        return max(forward, backward_cast_bytes + 3 * LOSS_ITEMSIZE * head.writes)
     # The scaled states and their gradient; the gradient of the unembedding and the increment added to it.
     rows, d, vocab_size = head.matmul.rows, head.matmul.inner, head.matmul.columns
     states = (3 if dtype is Precision.MIXED else 2) * rows * d * dtype.param_itemsize
@@ -133,7 +141,7 @@ def _peak_loss_and_cast_bytes(
     return live.weight_casts + states + unembedding * dtype.param_itemsize + temporary
 
 
-def _block_temporary_bytes(operations: list[Operation], config: ModelConfig, workload: Workload) -> int:
+def _block_backward_temporary_bytes(operations: list[Operation], config: ModelConfig, workload: Workload) -> int:
     """Temporary bytes in the backward pass of a block (with eager attention, also in its forward pass)."""
     dtype, is_mixed = workload.dtype, workload.dtype is Precision.MIXED
     hidden = max((op.reads for op in operations if op.is_block and op.name == "activation"), default=0)

@@ -81,7 +81,7 @@ class TrainingPlan:
 
     @property
     def communication_seconds(self) -> float:
-        return self.steps * self.step.communication.total / self.device.link
+        return self.steps * self.step.communication.total / self.device.link_bandwidth
 
     @property
     def bound_seconds(self) -> float:
@@ -93,7 +93,7 @@ class TrainingPlan:
         """Total cost, or None without a price."""
         return None if self.price is None else self.price * self.n_devices * self.seconds / 3600
 
-    def fewest_devices_workload(self) -> Workload | None:
+    def fewest_fsdp_devices_workload(self) -> Workload | None:
         """Return the workload with the fewest FSDP devices that fit one sequence, or None if none does.
 
         Activation checkpointing is enabled only if it is needed.

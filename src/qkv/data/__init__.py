@@ -6,7 +6,7 @@ The names exported here do not require torch. The batch modules do.
 from qkv.data.documents import read_documents, read_text_chunks
 from qkv.data.keyed_random import Permutation
 from qkv.data.prefetch import prefetch
-from qkv.data.text_sources import find_sources
+from qkv.data.text_sources import parse_text_sources
 from qkv.data.token_store import TokenSource, TokenStore, TokenStoreSlice
 from qkv.data.token_store_writer import is_unfinished, prepare_store
 
@@ -15,8 +15,8 @@ __all__ = [
     "TokenSource",
     "TokenStore",
     "TokenStoreSlice",
-    "find_sources",
     "is_unfinished",
+    "parse_text_sources",
     "prefetch",
     "prepare_store",
     "read_documents",

@@ -16,10 +16,10 @@ from io import BufferedIOBase
 from itertools import chain, islice
 from pathlib import Path
 
-from qkv.data.text_sources import ProgressCallback, TextSource, find_sources, open_source
+from qkv.data.text_sources import ProgressCallback, TextSource, open_raw_and_decompressed, parse_text_sources
 from qkv.errors import InputError
 from qkv.text import END_OF_TEXT, MAX_CHUNK_CHARACTERS, split_into_chunks
-from qkv.text.chunks import find_last_split_point
+from qkv.text.chunks import find_last_split_point_or_stop
 
 _BLOCK_BYTES = 1 << 20
 _SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTILINE)
@@ -36,8 +36,8 @@ class DocumentChunk:
 
 def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Iterator[str]:
     """Read complete documents. Use `read_chunks` if documents may be too long for the memory."""
-    for source in find_sources(paths):
-        with open_source(source) as (_, stream):
+    for source in parse_text_sources(paths):
+        with open_raw_and_decompressed(source) as (_, stream):
             chunks: list[str] = []
             for chunk in read_chunks(source, stream, field=field):
                 chunks.append(chunk.text)
@@ -50,23 +50,23 @@ def read_text_chunks(
     paths: Sequence[str | Path],
     *,
     field: str = "text",
-    max_characters: int | None = None,
+    max_total_characters: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[str]:
     """Read texts without document boundaries, for example to train a tokenizer.
 
-    Stops after about `max_characters`. `progress` is called with the number of bytes read and the total.
+    Stops after about `max_total_characters`. `progress` is called with the number of bytes read and the total.
     """
-    sources = find_sources(paths)
+    sources = parse_text_sources(paths)
     total, done, n_characters = sum(source.size for source in sources), 0, 0
     for source in sources:
-        with open_source(source) as (opened, stream):
+        with open_raw_and_decompressed(source) as (opened, stream):
             for chunk in read_chunks(source, stream, field=field):
                 yield chunk.text
                 n_characters += len(chunk.text)
                 if progress is not None:
                     progress(done + opened.n_bytes, total)
-                if max_characters is not None and n_characters >= max_characters:
+                if max_total_characters is not None and n_characters >= max_total_characters:
                     return
             done += opened.n_bytes
 
@@ -92,10 +92,10 @@ def _read_jsonl_csv_or_text(source: TextSource, stream: BufferedIOBase, field: s
         case ".jsonl":
             texts = _read_jsonl_texts(source.name, stream, field)
         case ".csv" | ".tsv":
-            texts = _read_table_texts(source.name, stream, field, tabs=source.file_type == ".tsv")
+            texts = _read_csv_or_tsv_column(source.name, stream, field, is_tsv=source.file_type == ".tsv")
         case _:
-            return _split_at_separator_lines(_read_text_blocks(source.name, stream))
-    return (chunk for text in texts for chunk in _split_document(text))
+            return _split_at_endoftext_lines(_decode_utf8_blocks(source.name, stream))
+    return (chunk for text in texts for chunk in _strip_and_split_into_chunks(text))
 
 
 def _slice_documents(chunks: Iterator[DocumentChunk], start: int | None, stop: int | None) -> Iterator[DocumentChunk]:
@@ -130,7 +130,7 @@ def _all_but_last(documents: Iterator[list[DocumentChunk]], n: int) -> Iterator[
             yield delayed.popleft()
 
 
-def _split_document(document: str) -> Iterator[DocumentChunk]:
+def _strip_and_split_into_chunks(document: str) -> Iterator[DocumentChunk]:
     document = document.strip()
     if document:
         *firsts, last = split_into_chunks(document)
@@ -139,7 +139,7 @@ def _split_document(document: str) -> Iterator[DocumentChunk]:
         yield DocumentChunk(last, is_last=True)
 
 
-def _split_at_separator_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
+def _split_at_endoftext_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
     """Split text at separator lines, and long documents into chunks before their end is read."""
     buffer, has_started = "", False
     for block in blocks:
@@ -149,25 +149,25 @@ def _split_at_separator_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
         for separator in _SEPARATOR.finditer(buffer, 0, complete):
             if separator.start() == 0 and has_started:
                 continue  # the line started in the previous chunk, so it is not a separator
-            yield from _remaining_chunks(buffer[start : separator.start()], has_started=has_started)
+            yield from _split_document_or_rest(buffer[start : separator.start()], is_continuation=has_started)
             start, has_started = separator.end(), False
         buffer = buffer[start:] if has_started else buffer[start:].lstrip()
         while len(buffer.rstrip()) > MAX_CHUNK_CHARACTERS:
-            end = find_last_split_point(buffer, start=0, stop=MAX_CHUNK_CHARACTERS)
+            end = find_last_split_point_or_stop(buffer, start=0, stop=MAX_CHUNK_CHARACTERS)
             yield DocumentChunk(buffer[:end], is_last=False)
             buffer, has_started = buffer[end:], True
     start = 0
     for separator in _SEPARATOR.finditer(buffer):
         if not (separator.start() == 0 and has_started):
-            yield from _remaining_chunks(buffer[start : separator.start()], has_started=has_started)
+            yield from _split_document_or_rest(buffer[start : separator.start()], is_continuation=has_started)
             start, has_started = separator.end(), False
-    yield from _remaining_chunks(buffer[start:], has_started=has_started)
+    yield from _split_document_or_rest(buffer[start:], is_continuation=has_started)
 
 
-def _remaining_chunks(text: str, *, has_started: bool) -> Iterator[DocumentChunk]:
+def _split_document_or_rest(text: str, *, is_continuation: bool) -> Iterator[DocumentChunk]:
     """Yield the rest of a document, or all of it if no chunk has been yielded yet."""
-    if not has_started:
-        yield from _split_document(text)
+    if not is_continuation:
+        yield from _strip_and_split_into_chunks(text)
         return
     *firsts, last = split_into_chunks(text.rstrip())
     for first in firsts:
@@ -175,7 +175,7 @@ def _remaining_chunks(text: str, *, has_started: bool) -> Iterator[DocumentChunk
     yield DocumentChunk(last, is_last=True)
 
 
-def _read_text_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
+def _decode_utf8_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
     """Decode a stream in blocks of equal size, so that chunks do not depend on the decompressor."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, line = 0, 1
@@ -205,7 +205,7 @@ def _read_fixed_size_block(stream: BufferedIOBase) -> bytes:
     return b"".join(blocks)
 
 
-def read_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
+def read_utf8_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
     """Read UTF-8 lines. Raises `InputError` for binary or otherwise invalid data."""
     offset = 0
     for number, data in enumerate(stream, start=1):
@@ -228,7 +228,7 @@ def _utf8_error(name: str, error: UnicodeDecodeError, *, offset: int, line: int)
 
 
 def _read_jsonl_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator[str]:
-    for number, line in enumerate(read_lines(name, stream), start=1):
+    for number, line in enumerate(read_utf8_lines(name, stream), start=1):
         if not line.strip():
             continue
         try:
@@ -250,10 +250,10 @@ def _read_jsonl_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator
         yield text
 
 
-def _read_table_texts(name: str, stream: BufferedIOBase, field: str, *, tabs: bool) -> Iterator[str]:
+def _read_csv_or_tsv_column(name: str, stream: BufferedIOBase, field: str, *, is_tsv: bool) -> Iterator[str]:
     csv.field_size_limit(2**31 - 1)  # the default limit of 128 KB is too small for documents
-    layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
-    rows = csv.reader(read_lines(name, stream), **layout)
+    layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
+    rows = csv.reader(read_utf8_lines(name, stream), **layout)
     try:
         column = int(field) - 1 if field.isdigit() else None
         for row in rows:

@@ -12,20 +12,20 @@ from qkv.errors import DiskError, InputError
 
 
 @contextmanager
-def convert_disk_errors(path: Path, n_bytes: int) -> Iterator[None]:
+def convert_os_errors_to_disk_error(path: Path, bytes_to_write: int) -> Iterator[None]:
     """Convert an `OSError` to a `DiskError` that contains the path, the bytes to write and the bytes available."""
     try:
         yield
     except OSError as error:
         existing = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
         free = shutil.disk_usage(existing).free
-        problem = f"cannot write {n_bytes} bytes" if n_bytes else "cannot write"
+        problem = f"cannot write {bytes_to_write} bytes" if bytes_to_write else "cannot write"
         raise DiskError(f"{path}: {problem}: {error.strerror or error} ({free} bytes free)") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a temporary file, fsync it and rename it, so that readers never see a partially written file."""
-    with convert_disk_errors(path, len(data)):
+    with convert_os_errors_to_disk_error(path, len(data)):
         temporary = partial_path(path)
         with temporary.open("wb") as stream:
             stream.write(data)

@@ -25,7 +25,7 @@ Targets = Int[Tensor, "row"] | Float[Tensor, "row"] | Float[Tensor, "row class"]
 """Class indices, regression targets, or multi-hot label vectors."""
 
 
-class RaggedSequences:
+class ConcatenatedEncodings:
     """Sequences of ids of different lengths, concatenated into one array."""
 
     def __init__(self, rows: Sequence[Encoding]) -> None:
@@ -79,12 +79,12 @@ class LabeledBatch:
         )
 
 
-class LabeledBatches:
+class LengthGroupedLabeledBatches:
     """An endless sequence of training batches `batch(t)`, and evaluation batches that contain each row once."""
 
     def __init__(
         self,
-        sequences: RaggedSequences,
+        sequences: ConcatenatedEncodings,
         targets: Targets,
         *,
         batch_size: int,
@@ -101,7 +101,7 @@ class LabeledBatches:
         self._pad_id = pad_id
         self._width_multiple = width_multiple
         self._max_width = max_width or width_multiple * int(sequences.lengths.max())
-        self._epoch_batches = lru_cache(maxsize=2)(self._shuffle_into_batches)
+        self._epoch_batches = lru_cache(maxsize=2)(self._shuffle_grouped_by_length)
 
     @property
     def n_batches(self) -> int:
@@ -110,15 +110,15 @@ class LabeledBatches:
 
     def batch(self, t: int) -> LabeledBatch:
         epoch, number = divmod(t, self.n_batches)
-        return self._build_batch(self._epoch_batches(epoch)[number])
+        return self._build_padded_batch(self._epoch_batches(epoch)[number])
 
-    def eval_batches(self, n_rows: int) -> Iterator[LabeledBatch]:
+    def eval_batches_sorted_by_length(self, n_rows: int) -> Iterator[LabeledBatch]:
         """Yield batches of `n_rows` rows that contain each row once, sorted by length."""
         by_length = np.argsort(self._sequences.lengths, kind="stable")
         for start in range(0, len(by_length), n_rows):
-            yield self._build_batch(by_length[start : start + n_rows])
+            yield self._build_padded_batch(by_length[start : start + n_rows])
 
-    def _shuffle_into_batches(self, epoch: int) -> list[NDArray[np.int64]]:
+    def _shuffle_grouped_by_length(self, epoch: int) -> list[NDArray[np.int64]]:
         n = len(self._sequences)
         rows = Permutation(n, self._seed, epoch, 0)(np.arange(n))
         pools = np.arange(n) // (BATCHES_PER_POOL * self._batch_size)
@@ -126,7 +126,7 @@ class LabeledBatches:
         batches = Permutation(self.n_batches, self._seed, epoch, 1)(np.arange(self.n_batches))
         return [rows[number * self._batch_size : (number + 1) * self._batch_size] for number in batches]
 
-    def _build_batch(self, rows: NDArray[np.int64]) -> LabeledBatch:
+    def _build_padded_batch(self, rows: NDArray[np.int64]) -> LabeledBatch:
         sequences = self._sequences
         lengths = sequences.lengths[rows]
         width = min(-(-int(lengths.max()) // self._width_multiple) * self._width_multiple, self._max_width)

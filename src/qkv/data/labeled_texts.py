@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.config.base import did_you_mean_suffix
-from qkv.data.documents import read_lines
-from qkv.data.text_sources import TextSource, find_single_file, open_source
+from qkv.data.documents import read_utf8_lines
+from qkv.data.text_sources import TextSource, open_raw_and_decompressed, parse_single_file_source
 from qkv.errors import InputError
 
 LABEL_SEPARATOR = ","
@@ -43,7 +43,7 @@ class LabeledTexts:
     """Text or text pair of each row."""
     labels: list[tuple[str, ...]]
     """Labels of each row as written. Exactly one, except for multi-label problems."""
-    lines: list[int]
+    line_numbers: list[int]
     """Line number of each row."""
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class LabeledTexts:
 
     def location(self, row: int) -> str:
         """Return the file and line of a row for error messages."""
-        return f"{self.name}: line {self.lines[row]}"
+        return f"{self.name}: line {self.line_numbers[row]}"
 
     def numeric_labels(self) -> list[float]:
         """Return the labels as numbers. Raises `InputError` if a label is not a finite number."""
@@ -110,18 +110,22 @@ def labeled_texts_from_rows(name: str, rows: Iterable[Sequence[Any]]) -> Labeled
         labels.append(tuple(map(str, label)) if isinstance(label, list | tuple) else (str(label),))
     if len({len(row_texts) for row_texts in texts}) > 1:
         raise InputError(f"{name}: rows with one text and rows with two texts cannot be combined")
-    return LabeledTexts(name=name, texts=texts, labels=labels, lines=list(range(1, len(texts) + 1)))
+    return LabeledTexts(name=name, texts=texts, labels=labels, line_numbers=list(range(1, len(texts) + 1)))
 
 
 def read_labeled_texts(
-    path: str | Path, columns: ColumnNames = ColumnNames(), *, is_numeric: bool = False, multi_label: bool = False  # noqa: B008
-) -> LabeledTexts:  # fmt: skip
+    path: str | Path,
+    columns: ColumnNames = ColumnNames(),  # noqa: B008
+    *,
+    prefer_score_column: bool = False,
+    multi_label: bool = False,
+) -> LabeledTexts:
     """Read labeled texts from a .tsv, .csv or .jsonl file.
 
-    With `is_numeric`, the default label column may be `score`. With `multi_label`, a text may have any number of
-    labels.
+    With `prefer_score_column`, the default label column is `score` if there is one. With `multi_label`, a text may have
+    any number of labels.
     """
-    source = find_single_file(path)
+    source = parse_single_file_source(path)
     match source.file_type:
         case ".jsonl":
             records = _read_json_records
@@ -130,15 +134,15 @@ def read_labeled_texts(
         case file_type:
             raise InputError(f"{source.name}: labeled texts must be in a .tsv, .csv or .jsonl file, got '{file_type}'")
     texts, labels, lines = [], [], []
-    choose = _TextLabelColumnResolver(source.name, columns, is_numeric=is_numeric)
-    with open_source(source) as (_, stream):
-        for line, record in _check_blank_lines(source.name, records(source, stream, columns)):
+    resolver = _TextLabelColumnResolver(source.name, columns, prefer_score_column=prefer_score_column)
+    with open_raw_and_decompressed(source) as (_, stream):
+        for line, record in _skip_only_trailing_blank_lines(source.name, records(source, stream, columns)):
             location = f"{source.name}: line {line}"
-            names, label = choose.columns(record)
+            names, label = resolver.resolve_from_first_record(record)
             texts.append(tuple(_get_stripped_nonempty_text(location, name, record) for name in names))
             labels.append(_get_labels(location, label, record, multi_label=multi_label))
             lines.append(line)
-    return LabeledTexts(name=source.name, texts=texts, labels=labels, lines=lines)
+    return LabeledTexts(name=source.name, texts=texts, labels=labels, line_numbers=lines)
 
 
 Record = dict[str, Any]
@@ -147,16 +151,18 @@ Record = dict[str, Any]
 class _TextLabelColumnResolver:
     """Determine the text and label columns from the first row."""
 
-    def __init__(self, name: str, columns: ColumnNames, *, is_numeric: bool) -> None:
+    def __init__(self, name: str, columns: ColumnNames, *, prefer_score_column: bool) -> None:
         self._name = name
         self._column_names = columns
-        self._is_number = is_numeric
+        self._prefer_score_column = prefer_score_column
         self._chosen: tuple[tuple[str, ...], str] | None = None
 
-    def columns(self, record: Record) -> tuple[tuple[str, ...], str]:
+    def resolve_from_first_record(self, record: Record) -> tuple[tuple[str, ...], str]:
         if self._chosen is None:
             text = self._column_names.text or (("text",) if "text" in record else ("text_a", "text_b"))
-            label = self._column_names.label or ("score" if self._is_number and "score" in record else "label")
+            label = self._column_names.label or (
+                "score" if self._prefer_score_column and "score" in record else "label"
+            )
             for name in (*text, label):
                 if name not in record:
                     self._raise_missing_column(name, list(record))
@@ -170,7 +176,9 @@ class _TextLabelColumnResolver:
         raise InputError(f"{self._name}: no column '{missing}' (available: {listed}); select one with {option} COLUMN")
 
 
-def _check_blank_lines(name: str, records: Iterator[tuple[int, Record | None]]) -> Iterator[tuple[int, Record]]:
+def _skip_only_trailing_blank_lines(
+    name: str, records: Iterator[tuple[int, Record | None]]
+) -> Iterator[tuple[int, Record]]:
     blank = None
     for line, record in records:
         if record is None:
@@ -186,7 +194,7 @@ def _read_table_rows(
 ) -> Iterator[tuple[int, Record | None]]:
     csv.field_size_limit(2**31 - 1)  # the default limit of 128 KB is too small for documents
     layout = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.file_type == ".tsv" else {}
-    rows = csv.reader(read_lines(source.name, stream), **layout)
+    rows = csv.reader(read_utf8_lines(source.name, stream), **layout)
     value = (*columns.text, *(() if columns.label is None else (columns.label,)))
     header: list[str] | None = None
     try:
@@ -219,7 +227,7 @@ def _check_unique_columns(name: str, header: list[str]) -> None:
 def _read_json_records(
     source: TextSource, stream: BufferedIOBase, _columns: ColumnNames
 ) -> Iterator[tuple[int, Record | None]]:
-    for number, line in enumerate(read_lines(source.name, stream), start=1):
+    for number, line in enumerate(read_utf8_lines(source.name, stream), start=1):
         if not line.strip():
             yield number, None
             continue

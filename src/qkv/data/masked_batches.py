@@ -89,7 +89,7 @@ class MaskedBatches:
             source=self.source,
             max_text_tokens=self.seq_len - self.config.n_special_tokens,
             seed=self.seed,
-            pairs=self.config.next_sentence,
+            sample_pairs=self.config.next_sentence,
             short_sequence_fraction=self.config.short_sequence_fraction,
         )
 
@@ -101,7 +101,7 @@ class MaskedBatches:
         """Return the number of epochs completed before batch t, as a fraction."""
         return t * self.batch_size / self.pair_sampler.n_examples
 
-    def running_example_numbers(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
+    def rank_example_numbers(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
         """Return the numbers of the examples of batch t for this rank."""
         if t < 0:
             raise InputError(f"the batch number must not be negative, got {t}")
@@ -110,19 +110,19 @@ class MaskedBatches:
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> MaskedBatch:
         """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
-        examples = self.running_example_numbers(t, rank=rank, world_size=world_size)
+        examples = self.rank_example_numbers(t, rank=rank, world_size=world_size)
         pairs = self.pair_sampler(examples)
-        lengths = pairs.n_a + pairs.n_b + self.config.n_special_tokens
+        lengths = pairs.a_lengths + pairs.b_lengths + self.config.n_special_tokens
         positions = np.arange(self.seq_len)
         attention_mask = positions < lengths[:, None]
-        masked = self._masker(self._build_rows(pairs), examples, seed=self.seed)
+        masked = self._masker(self._build_padded_cls_sep_rows(pairs), examples, seed=self.seed)
         n_targets = int((masked.targets != IGNORE_INDEX).sum())
         next_sentence_labels = (
             torch.from_numpy(pairs.is_random_next.astype(np.int64)) if self.config.next_sentence else None
         )
         return MaskedBatch(
             ids=torch.from_numpy(masked.ids),
-            segments=torch.from_numpy((attention_mask & (positions > 1 + pairs.n_a[:, None])).astype(np.int64)),
+            segments=torch.from_numpy((attention_mask & (positions > 1 + pairs.a_lengths[:, None])).astype(np.int64)),
             attention_mask=torch.from_numpy(attention_mask),
             masked_positions=torch.from_numpy(masked.masked_positions),
             targets=torch.from_numpy(masked.targets),
@@ -131,16 +131,16 @@ class MaskedBatches:
             full_batch_targets_per_row=n_targets / max(1, len(examples)),
         )
 
-    def _build_rows(self, pairs: SegmentPairSpans) -> Indices:
+    def _build_padded_cls_sep_rows(self, pairs: SegmentPairSpans) -> Indices:
         pad_id, cls_id, sep_id = map(self.tokenizer.special_id, (SpecialToken.PAD, SpecialToken.CLS, SpecialToken.SEP))
-        rows = np.arange(len(pairs.a)) * self.seq_len
+        rows = np.arange(len(pairs.a_starts)) * self.seq_len
         ids = np.full(len(rows) * self.seq_len, pad_id)
-        after_a = rows + 1 + pairs.n_a
+        after_a = rows + 1 + pairs.a_lengths
         ids[rows], ids[after_a] = cls_id, sep_id
-        segments = [(rows + 1, pairs.a, pairs.n_a)]
+        segments = [(rows + 1, pairs.a_starts, pairs.a_lengths)]
         if self.config.next_sentence:
-            ids[after_a + 1 + pairs.n_b] = sep_id
-            segments.append((after_a + 1, pairs.b, pairs.n_b))
+            ids[after_a + 1 + pairs.b_lengths] = sep_id
+            segments.append((after_a + 1, pairs.b_starts, pairs.b_lengths))
         for destinations, starts, lengths in segments:
             ids[expand_ranges(destinations, lengths)] = self.source.read_spans_without_separators(starts, lengths)
         return ids.reshape(len(rows), self.seq_len)

@@ -8,6 +8,7 @@ function of (seed, example).
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Replacement(IntEnum):
     UNCHANGED = 2
 
 
-class _MaskingStream(IntEnum):
+class _MaskingRandomStreamKey(IntEnum):
     """Keys of the random streams. `next_sentence` uses the keys from 0."""
 
     ORDER = 10
@@ -51,6 +52,12 @@ class MaskedRows:
     """Original tokens at the masked positions, or IGNORE_INDEX in unused slots."""
 
 
+class _ShuffledPositions(NamedTuple):
+    positions: Indices
+    n_maskable: Indices
+    """Number of maskable tokens of each row. Their positions come first."""
+
+
 class TokenMasker:
     """Masks tokens in rows of up to `seq_len` tokens, including special tokens."""
 
@@ -61,35 +68,37 @@ class TokenMasker:
         self._is_special = np.zeros(tokenizer.vocab_size, bool)
         self._is_special[list(tokenizer.special_ids)] = True
         self._ordinary_ids = np.flatnonzero(~self._is_special)
-        self._continues = _find_word_continuations(tokenizer) if config.whole_word_masking else None
+        self._continues = _word_continuation_flags_by_id(tokenizer) if config.whole_word_masking else None
 
     def __call__(self, ids: Indices, examples: Indices, *, seed: int) -> MaskedRows:
         """Mask tokens in each row. `examples` are the example numbers of the rows, which determine the randomness."""
-        order, n_maskable = self._shuffle_maskable_positions_first(ids, examples, seed)
-        rounding, offset = keyed_uniform(examples * 2 + np.arange(2)[:, None], seed, _MaskingStream.ROUNDING)[..., None]
+        order, n_maskable = self._shuffle_positions_maskable_first(ids, examples, seed)
+        rounding, offset = keyed_uniform(examples * 2 + np.arange(2)[:, None], seed, _MaskingRandomStreamKey.ROUNDING)[
+            ..., None
+        ]
         n_masked = np.floor(self.config.masked_fraction * n_maskable + rounding).astype(np.int64)
         n_masked = np.minimum(np.clip(n_masked, 1, self.max_masked_tokens), n_maskable)
         if self._continues is None:
             order = order[:, : self.max_masked_tokens]
             is_masked = np.arange(self.max_masked_tokens) < n_masked
         else:
-            is_masked = _select_whole_words_by_rank(
-                order, np.take_along_axis(self._word_starts(ids), order, 1), n_masked, n_maskable
+            is_masked = _select_whole_words_within_budget(
+                np.take_along_axis(self._word_starts(ids), order, 1), n_masked, n_maskable
             )
         phase = ((np.cumsum(is_masked, 1) - 1) / np.maximum(is_masked.sum(1, keepdims=True), 1) + offset) % 1.0
         limits = (self.config.mask_token_fraction, self.config.mask_token_fraction + self.config.random_token_fraction)
         kinds = np.searchsorted(limits, phase, side="right")
-        return self._apply_replacements(
+        return self._replace_masked_tokens(
             ids, np.where(is_masked, order * len(Replacement) + kinds, _UNUSED), examples, seed
         )
 
-    def _shuffle_maskable_positions_first(self, ids: Indices, examples: Indices, seed: int) -> tuple[Indices, Indices]:
+    def _shuffle_positions_maskable_first(self, ids: Indices, examples: Indices, seed: int) -> _ShuffledPositions:
         """Return the positions of each row in random order, and the number of maskable tokens.
 
         Maskable tokens come before special tokens, and the tokens of a word are adjacent for whole-word masking.
         """
         length = ids.shape[1]
-        keys = keyed_uint64(examples[:, None] * length + np.arange(length), seed, _MaskingStream.ORDER)
+        keys = keyed_uint64(examples[:, None] * length + np.arange(length), seed, _MaskingRandomStreamKey.ORDER)
         if self._continues is not None:
             keys = np.take_along_axis(keys, self._word_starts(ids), 1)
         # The low bits of each key are the position. Unlike an argsort, sorting unique keys is deterministic.
@@ -99,24 +108,31 @@ class TokenMasker:
         keys[is_special] |= _UINT64_ONE << np.uint64(63)
         keys.sort(axis=1)
         positions = (keys & ((_UINT64_ONE << n_bits) - _UINT64_ONE)).astype(np.int64)
-        return positions, length - is_special.sum(1, keepdims=True)
+        return _ShuffledPositions(positions, n_maskable=length - is_special.sum(1, keepdims=True))
 
     def _word_starts(self, ids: Indices) -> Indices:
         """Return the position of the first token of the word at each position."""
         assert self._continues is not None
         return np.maximum.accumulate(np.where(self._continues[ids], 0, np.arange(ids.shape[1])), axis=1)
 
-    def _apply_replacements(self, ids: Indices, packed: Indices, examples: Indices, seed: int) -> MaskedRows:
+    def _replace_masked_tokens(
+        self, ids: Indices, packed_positions_and_kinds: Indices, examples: Indices, seed: int
+    ) -> MaskedRows:
         """Replace the masked tokens.
 
-        `packed` combines the position and the kind of replacement in one number, so that one sort orders both.
+        `packed_positions_and_kinds` combines the position and the kind of replacement in one number, so that one sort
+        orders both.
         """
-        packed = np.sort(packed, axis=1)[:, : self.max_masked_tokens]
-        is_used = packed != _UNUSED
-        masked_positions, kinds = np.divmod(np.where(is_used, packed, Replacement.UNCHANGED), len(Replacement))
+        packed_positions_and_kinds = np.sort(packed_positions_and_kinds, axis=1)[:, : self.max_masked_tokens]
+        is_used = packed_positions_and_kinds != _UNUSED
+        masked_positions, kinds = np.divmod(
+            np.where(is_used, packed_positions_and_kinds, Replacement.UNCHANGED), len(Replacement)
+        )
         original_ids = np.take_along_axis(ids, masked_positions, 1)
         slots = examples[:, None] * self.max_masked_tokens + np.arange(self.max_masked_tokens)
-        random_indices = (keyed_uniform(slots, seed, _MaskingStream.WORD) * len(self._ordinary_ids)).astype(np.int64)
+        random_indices = (keyed_uniform(slots, seed, _MaskingRandomStreamKey.WORD) * len(self._ordinary_ids)).astype(
+            np.int64
+        )
         replacements = np.where(kinds == Replacement.RANDOM, self._ordinary_ids[random_indices], original_ids)
         replacements[kinds == Replacement.MASK] = self.mask_id
         masked_ids = ids.copy()
@@ -124,24 +140,26 @@ class TokenMasker:
         return MaskedRows(masked_ids, masked_positions, np.where(is_used, original_ids, IGNORE_INDEX))
 
 
-def _select_whole_words_by_rank(
-    order: Indices, words: Indices, n_masked: Indices, n_maskable: Indices
+def _select_whole_words_within_budget(
+    shuffled_words: Indices, n_masked: Indices, n_maskable: Indices
 ) -> NDArray[np.bool_]:
     """Select which positions of a random order are masked, without splitting a word.
 
     A word that would exceed the number of masked tokens is skipped in favor of later words of a single token.
-    `words` identifies the word of each position of the order.
+    `shuffled_words` identifies the word of each position of the order.
     """
-    ranks = np.arange(order.shape[1])
-    at_limit = np.take_along_axis(words, np.minimum(n_masked, order.shape[1] - 1), 1)
-    crosses_limit = (words == at_limit) & (n_masked < n_maskable)
+    ranks = np.arange(shuffled_words.shape[1])
+    at_limit = np.take_along_axis(shuffled_words, np.minimum(n_masked, shuffled_words.shape[1] - 1), 1)
+    crosses_limit = (shuffled_words == at_limit) & (n_masked < n_maskable)
     is_masked = (ranks < n_masked) & ~crosses_limit
-    is_single_token_word = (words != np.roll(words, 1, 1)) & (words != np.roll(words, -1, 1))
+    is_single_token_word = (shuffled_words != np.roll(shuffled_words, 1, 1)) & (
+        shuffled_words != np.roll(shuffled_words, -1, 1)
+    )
     is_substitute = is_single_token_word & ~crosses_limit & (ranks >= n_masked) & (ranks < n_maskable)
     return is_masked | (is_substitute & (np.cumsum(is_substitute, 1) <= n_masked - is_masked.sum(1, keepdims=True)))
 
 
-def _find_word_continuations(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+def _word_continuation_flags_by_id(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Return which ids continue a word.
 
     These are tokens that start with ## in WordPiece vocabularies, and tokens without a leading space in others.

@@ -37,23 +37,23 @@ class _RandomStreamKey(IntEnum):
 class SegmentPairSpans:
     """Start positions and lengths of segments A and B in the store. Without next-sentence prediction, B is empty."""
 
-    a: Indices
-    n_a: Indices
-    b: Indices
-    n_b: Indices
+    a_starts: Indices
+    a_lengths: Indices
+    b_starts: Indices
+    b_lengths: Indices
     is_random_next: NDArray[np.bool_]
     """Whether B is from another document."""
 
 
 @dataclass(frozen=True)
-class _SegmentPairSpans:
-    """Spans [a, stop) with split position b, within documents [begin, end), of at most `max_tokens` tokens."""
+class _SplitSpans:
+    """Spans [start, stop) of at most `max_tokens` tokens, which are split at `split`."""
 
     max_tokens: Indices
-    begin: Indices
-    end: Indices
-    a: Indices
-    b: Indices
+    document_start: Indices
+    document_end: Indices
+    start: Indices
+    split: Indices
     stop: Indices
 
 
@@ -65,13 +65,13 @@ class SegmentPairSampler:
     max_text_tokens: int
     """Maximum total length of A and B, at least 2."""
     seed: int
-    pairs: bool = True
+    sample_pairs: bool = True
     """Whether to sample pairs. Otherwise, the whole span is segment A."""
     short_sequence_fraction: float = 0.1
     """Fraction of examples with a random shorter length."""
 
     def __post_init__(self) -> None:
-        if not self.pairs:
+        if not self.sample_pairs:
             return
         n_documents = int((self._document_lengths > 0).sum())
         if n_documents < 2:
@@ -90,21 +90,21 @@ class SegmentPairSampler:
 
     def __call__(self, examples: Indices) -> SegmentPairSpans:
         spans = self._sample_split_spans(examples)
-        n_a = (spans.b if self.pairs else spans.stop) - spans.a
-        b, n_b = spans.b.copy(), spans.stop - spans.a - n_a
+        n_a = (spans.split if self.sample_pairs else spans.stop) - spans.start
+        b, n_b = spans.split.copy(), spans.stop - spans.start - n_a
         # Exactly one of the examples 2k and 2k + 1 has a random next sentence.
         coin = keyed_uint64(examples // 2, self.seed, _RandomStreamKey.RANDOM_NEXT).astype(np.int64)
-        is_random_next = ((examples + coin) % 2 == 1) & self.pairs
+        is_random_next = ((examples + coin) % 2 == 1) & self.sample_pairs
         rows = np.flatnonzero(is_random_next)
         for attempt in range(MAX_RESAMPLES + 1):
             if not len(rows):
-                return SegmentPairSpans(spans.a, n_a, b, n_b, is_random_next)
+                return SegmentPairSpans(spans.start, n_a, b, n_b, is_random_next)
             if attempt == MAX_RESAMPLES:
                 break
             uniform = keyed_uniform(
                 examples[rows] * MAX_RESAMPLES + attempt, self.seed, _RandomStreamKey.OTHER_DOCUMENT
             )
-            b[rows], n_b[rows] = self._sample_from_other_document(spans, rows, uniform)
+            b[rows], n_b[rows] = self._sample_b_from_other_document(spans, rows, uniform)
             rows = rows[self._first_sentence_equals_continuation(spans, rows, b[rows], n_b[rows])]
         raise InputError(
             f"the documents are too similar: {MAX_RESAMPLES} samples of other documents all equal the next sentence"
@@ -114,13 +114,13 @@ class SegmentPairSampler:
     def _document_lengths(self) -> Indices:
         """Number of tokens of each document."""
         documents = self.source.document_range
-        starts, stops = self.source.document_span(np.arange(documents.start, documents.stop))
+        starts, stops = self.source.clipped_document_spans(np.arange(documents.start, documents.stop))
         return stops - starts
 
     @cached_property
-    def _next_splittable_per_document(self) -> Indices | None:
+    def _splittable_document_at_or_after(self) -> Indices | None:
         """Index of the first document at or after each document that can be split, or None if all can be split."""
-        is_splittable = self._document_lengths >= (2 if self.pairs else 1)
+        is_splittable = self._document_lengths >= (2 if self.sample_pairs else 1)
         if is_splittable.all():
             return None
         usable = np.flatnonzero(is_splittable)
@@ -129,18 +129,18 @@ class SegmentPairSampler:
             + self.source.document_range.start
         )
 
-    def _sample_split_spans(self, examples: Indices) -> _SegmentPairSpans:
+    def _sample_split_spans(self, examples: Indices) -> _SplitSpans:
         shortness, length_fraction, split_fraction = keyed_uniform(
             examples * 3 + np.arange(3)[:, None], self.seed, _RandomStreamKey.SHAPE
         )
         min_tokens = max(2, int(MIN_SHORT_FRACTION * self.max_text_tokens))
         shorter = min_tokens + (length_fraction * (self.max_text_tokens + 1 - min_tokens)).astype(np.int64)
         max_tokens = np.where(shortness < self.short_sequence_fraction, shorter, self.max_text_tokens)
-        centers = self._span_center_positions(examples)
+        centers = self._evenly_spaced_shuffled_centers(examples)
         documents = self.source.document_at(centers)
-        if self._next_splittable_per_document is not None:
-            documents = self._next_splittable_per_document[documents - self.source.document_range.start]
-        begin, end = self.source.document_span(documents)
+        if self._splittable_document_at_or_after is not None:
+            documents = self._splittable_document_at_or_after[documents - self.source.document_range.start]
+        begin, end = self.source.clipped_document_spans(documents)
         # Spans are moved to lie within the document, so that its ends are sampled nearly as often as its middle.
         earliest = _span_starts(np.clip(centers, begin, end), max_tokens, begin, end)
         next_sentence = self.source.boundaries[self.source.next_boundary(earliest)]
@@ -151,9 +151,9 @@ class SegmentPairSampler:
         chosen = first + (split_fraction * (last - first)).astype(np.int64)
         # A span within a single sentence is split in the middle.
         b = np.where(last > first, self.source.boundaries[chosen], (a + stop) // 2)
-        return _SegmentPairSpans(max_tokens, begin, end, a, b, stop)
+        return _SplitSpans(max_tokens, begin, end, a, b, stop)
 
-    def _span_center_positions(self, examples: Indices) -> Indices:
+    def _evenly_spaced_shuffled_centers(self, examples: Indices) -> Indices:
         """Return the span centers: positions `max_text_tokens` apart with a random offset, in random order."""
         centers = np.empty_like(examples)
         epochs, numbers = np.divmod(examples, self.n_examples)
@@ -164,15 +164,15 @@ class SegmentPairSampler:
             centers[in_epoch] = (offset + ordered * self.max_text_tokens) % self.source.n_text_tokens
         return centers + self.source.start
 
-    def _sample_from_other_document(
-        self, spans: _SegmentPairSpans, rows: Indices, uniform: NDArray[np.float64]
+    def _sample_b_from_other_document(
+        self, spans: _SplitSpans, rows: Indices, uniform: NDArray[np.float64]
     ) -> tuple[Indices, Indices]:
         """Sample a segment B from another document for each row. Returns the start positions and lengths."""
-        begin, max_tokens = spans.begin[rows], spans.max_tokens[rows]
-        n_a, document_length = spans.b[rows] - spans.a[rows], spans.end[rows] - begin
+        begin, max_tokens = spans.document_start[rows], spans.max_tokens[rows]
+        n_a, document_length = spans.split[rows] - spans.start[rows], spans.document_end[rows] - begin
         positions = self.source.start + (uniform * (self.source.n_text_tokens - document_length)).astype(np.int64)
         positions += np.where(positions >= begin, document_length, 0)
-        first, end = self.source.document_span(self.source.document_at(positions))
+        first, end = self.source.clipped_document_spans(self.source.document_at(positions))
         # B starts where it would if it followed a segment A of the same length in that document.
         earliest = _span_starts(positions, max_tokens, first, end) + n_a
         boundaries, last = self.source.boundaries, self.source.sentence_at(end - 1)
@@ -180,10 +180,10 @@ class SegmentPairSampler:
         return starts, np.minimum(end - starts, max_tokens - n_a)
 
     def _first_sentence_equals_continuation(
-        self, spans: _SegmentPairSpans, rows: Indices, b: Indices, n_b: Indices
+        self, spans: _SplitSpans, rows: Indices, b: Indices, n_b: Indices
     ) -> NDArray[np.bool_]:
         """Return whether the first sentence of B equals the true continuation, as in duplicate documents."""
-        true_starts = spans.b[rows]
+        true_starts = spans.split[rows]
         n = np.minimum(
             self._tokens_left_in_sentence(true_starts, spans.stop[rows] - true_starts),
             self._tokens_left_in_sentence(b, n_b),

@@ -75,17 +75,17 @@ class PairBatch:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LengthBucket:
     """Pairs of similar length."""
 
-    length: int
+    row_length: int
     """Length of each row, unless pairs are concatenated."""
-    rows: int
-    pairs: Indices = field(repr=False)
+    rows_per_batch: int
+    pair_indices: Indices = field(repr=False)
 
     @property
     def n_batches(self) -> int:
-        return -(-len(self.pairs) // self.rows)
+        return -(-len(self.pair_indices) // self.rows_per_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +122,27 @@ class PairBatches:
         return int((self.required_lengths > self.seq_len).sum())
 
     @cached_property
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[LengthBucket]:
         """Buckets by length. A bucket with too few pairs for a batch is merged into the next longer one."""
-        buckets: list[Bucket] = []
+        buckets: list[LengthBucket] = []
         pending = np.empty(0, np.int64)
         low = 0
         for high in _bucket_max_lengths(self.seq_len):
             in_bucket = np.flatnonzero((self.required_lengths > low) & (self.required_lengths <= high))
             pending = np.concatenate([pending, np.repeat(in_bucket, self.repeats[in_bucket])])
-            rows = self._rows_for_length(high)
+            rows = self._n_rows_within_token_budget(high)
             low = high
             if len(pending) >= rows or (high == self.seq_len and len(pending)):
-                buckets.append(Bucket(high, min(rows, _round_up(len(pending), _SIZE_MULTIPLE)), pending))
+                buckets.append(LengthBucket(high, min(rows, _round_up(len(pending), _SIZE_MULTIPLE)), pending))
                 pending = pending[:0]
-        if len(buckets) > 1 and len(buckets[-1].pairs) < self._rows_for_length(self.seq_len) // 2:
+        if len(buckets) > 1 and len(buckets[-1].pair_indices) < self._n_rows_within_token_budget(self.seq_len) // 2:
             last, before = buckets.pop(), buckets.pop()
             buckets.append(
-                Bucket(last.length, self._rows_for_length(last.length), np.concatenate([before.pairs, last.pairs]))
+                LengthBucket(
+                    last.row_length,
+                    self._n_rows_within_token_budget(last.row_length),
+                    np.concatenate([before.pair_indices, last.pair_indices]),
+                )
             )
         return buckets
 
@@ -153,15 +157,15 @@ class PairBatches:
             raise InputError(f"the batch number must not be negative, got {t}")
         epoch, slot = divmod(t, self.n_batches)
         batch_index = int(Permutation(self.n_batches, self.seed, epoch, 0)(np.array([slot]))[0])
-        number, first = self._bucket_and_first_pair(batch_index)
+        number, first = self._bucket_number_and_first_pair(batch_index)
         bucket = self.buckets[number]
-        indices = np.arange(first, min(first + bucket.rows, len(bucket.pairs)))
-        pairs = bucket.pairs[Permutation(len(bucket.pairs), self.seed, epoch, 2 + number)(indices)]
+        indices = np.arange(first, min(first + bucket.rows_per_batch, len(bucket.pair_indices)))
+        pairs = bucket.pair_indices[Permutation(len(bucket.pair_indices), self.seed, epoch, 2 + number)(indices)]
         n_joined = self._sample_n_pairs_per_row(bucket, epoch, batch_index)
-        rows = _reshape_into_padded_rows(pairs, n_rows=-(-bucket.rows // n_joined), width=n_joined)
+        rows = _reshape_and_pad_pair_indices(pairs, n_rows=-(-bucket.rows_per_batch // n_joined), width=n_joined)
         low, high = rank_row_range(len(rows), rank=rank, world_size=world_size)
-        return assemble_concatenated_pair_batch(
-            self.store, rows[low:high], length=n_joined * bucket.length, full_batch_rows=self.batch_size
+        return assemble_joined_pair_batch(
+            self.store, rows[low:high], length=n_joined * bucket.row_length, full_batch_rows=self.batch_size
         )
 
     def eval_batch(self, t: int) -> PairBatch:
@@ -170,45 +174,45 @@ class PairBatches:
         The batches are in random order, so that the first ones are a representative sample.
         """
         batch_index = int(Permutation(self.n_batches, 0)(np.array([t]))[0])
-        number, first = self._bucket_and_first_pair(batch_index)
+        number, first = self._bucket_number_and_first_pair(batch_index)
         bucket = self.buckets[number]
-        pairs = bucket.pairs[first : first + bucket.rows]
-        return assemble_concatenated_pair_batch(
-            self.store, pairs[:, None], length=bucket.length, full_batch_rows=self.batch_size
+        pairs = bucket.pair_indices[first : first + bucket.rows_per_batch]
+        return assemble_joined_pair_batch(
+            self.store, pairs[:, None], length=bucket.row_length, full_batch_rows=self.batch_size
         )
 
-    def _bucket_and_first_pair(self, batch_index: int) -> tuple[int, int]:
+    def _bucket_number_and_first_pair(self, batch_index: int) -> tuple[int, int]:
         """Return the bucket number of a batch and the index of its first pair in the bucket."""
         for number, bucket in enumerate(self.buckets):
             if batch_index < bucket.n_batches:
-                return number, batch_index * bucket.rows
+                return number, batch_index * bucket.rows_per_batch
             batch_index -= bucket.n_batches
         raise AssertionError("the batch index exceeds the number of batches")
 
-    def _sample_n_pairs_per_row(self, bucket: Bucket, epoch: int, batch_index: int) -> int:
+    def _sample_n_pairs_per_row(self, bucket: LengthBucket, epoch: int, batch_index: int) -> int:
         if keyed_integer(1 << 20, self.seed, epoch, 1, batch_index, 0) >= self.join_fraction * (1 << 20):
             return 1
         n_pairs = 2 + keyed_integer(2, self.seed, epoch, 1, batch_index, 1)
-        return max(1, min(n_pairs, self.seq_len // bucket.length))
+        return max(1, min(n_pairs, self.seq_len // bucket.row_length))
 
-    def _rows_for_length(self, length: int) -> int:
+    def _n_rows_within_token_budget(self, length: int) -> int:
         rows = max(1, self.batch_size * self.seq_len // length)
         # 24 is divisible by 2 and 3, so that the pairs fill all rows if two or three are concatenated.
         step = 24 if rows >= 24 else _SIZE_MULTIPLE if rows >= _SIZE_MULTIPLE else 1
         return rows // step * step
 
 
-def assemble_concatenated_pair_batch(
-    store: PairStore, pairs: Indices, *, length: int, full_batch_rows: int
+def assemble_joined_pair_batch(
+    store: PairStore, pairs_by_row: Indices, *, length: int, full_batch_rows: int
 ) -> PairBatch:
     """Build a batch whose rows are concatenated pairs, given as indices of shape (row, pair).
 
     −1 stands for no pair. A row without pairs has no targets.
     """
-    sources, n_source = _build_padded_rows(store, 0, pairs, width=length)
-    outputs, n_target = _build_padded_rows(store, 1, pairs, width=length + 1)
+    sources, n_source = _join_sentences_into_rows(store, 0, pairs_by_row, width=length)
+    outputs, n_target = _join_sentences_into_rows(store, 1, pairs_by_row, width=length + 1)
     targets = outputs[:, 1:].copy()
-    counts = np.where((pairs == _NO_PAIR).all(1), 0, n_target - 1)
+    counts = np.where((pairs_by_row == _NO_PAIR).all(1), 0, n_target - 1)
     targets[np.arange(length) >= counts[:, None]] = IGNORE_INDEX
     ids = outputs[:, :-1].copy()
     return PairBatch(
@@ -221,20 +225,22 @@ def assemble_concatenated_pair_batch(
     )
 
 
-def _build_padded_rows(store: PairStore, side: int, pairs: Indices, *, width: int) -> tuple[Indices, Indices]:
+def _join_sentences_into_rows(
+    store: PairStore, side: int, pairs_by_row: Indices, *, width: int
+) -> tuple[Indices, Indices]:
     """Build rows of <bos>, sentences, <eos> and padding. Returns the rows and their number of tokens."""
     tokenizer, tokens = store.tokenizers[side], (store.source, store.target)[side]
-    lengths = np.where(pairs == _NO_PAIR, 0, store.lengths[side][pairs])
+    lengths = np.where(pairs_by_row == _NO_PAIR, 0, store.lengths[side][pairs_by_row])
     ends = 1 + np.cumsum(lengths, axis=1)
-    rows = np.full((len(pairs), width), tokenizer.special_id(SpecialToken.PAD), np.int64)
+    rows = np.full((len(pairs_by_row), width), tokenizer.special_id(SpecialToken.PAD), np.int64)
     rows[:, 0] = tokenizer.special_id(SpecialToken.BOS)
     rows[np.arange(len(rows)), ends[:, -1]] = tokenizer.special_id(SpecialToken.EOS)
     destinations = expand_ranges(((ends - lengths) + np.arange(len(rows))[:, None] * width).ravel(), lengths.ravel())
-    rows.ravel()[destinations] = tokens.take(expand_ranges(store.starts[side][pairs].ravel(), lengths.ravel()))
+    rows.ravel()[destinations] = tokens.take(expand_ranges(store.starts[side][pairs_by_row].ravel(), lengths.ravel()))
     return rows, ends[:, -1] + 1
 
 
-def _reshape_into_padded_rows(pairs: Indices, *, n_rows: int, width: int) -> Indices:
+def _reshape_and_pad_pair_indices(pairs: Indices, *, n_rows: int, width: int) -> Indices:
     """Arrange pairs in rows of `width` pairs, filled up with −1 so that all batches have the same shape."""
     filled = np.full(n_rows * width, _NO_PAIR)
     filled[: len(pairs)] = pairs

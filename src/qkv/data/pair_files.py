@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from qkv.data.documents import read_lines
+from qkv.data.documents import read_utf8_lines
 from qkv.data.pair_split import Pair
-from qkv.data.text_sources import ProgressCallback, TextSource, find_single_file, open_source
+from qkv.data.text_sources import ProgressCallback, TextSource, open_raw_and_decompressed, parse_single_file_source
 from qkv.errors import InputError
 
 _MIN_RATIO_LENGTH = 12  # characters; length ratios of shorter sentences are meaningless (`Go!`, `¡Váyase!`)
@@ -39,7 +39,7 @@ class PairFile:
         return self._read_tab_separated(progress) if self.target is None else self._read_aligned(self.target, progress)
 
     def _read_tab_separated(self, progress: ProgressCallback | None) -> Iterator[Pair]:
-        for number, line in enumerate(_read_pair_lines(self.source, progress), 1):
+        for number, line in enumerate(_read_lines_with_progress(self.source, progress), 1):
             source, tab, target = line.partition("\t")
             if line.strip() and not tab:
                 raise InputError(
@@ -50,7 +50,7 @@ class PairFile:
 
     def _read_aligned(self, target: Path, progress: ProgressCallback | None) -> Iterator[Pair]:
         for number, (source_line, target_line) in enumerate(
-            zip_longest(_read_pair_lines(self.source, progress), _read_pair_lines(target, None)), 1
+            zip_longest(_read_lines_with_progress(self.source, progress), _read_lines_with_progress(target, None)), 1
         ):
             if source_line is None or target_line is None:
                 short, long = (self.source, target) if source_line is None else (target, self.source)
@@ -60,7 +60,7 @@ class PairFile:
             yield source_line.strip(), target_line.strip()
 
 
-class DeduplicatingPairFilter:
+class EmptyUnevenDuplicatePairFilter:
     """Drops empty, uneven and duplicate pairs of all files of a corpus, and counts them by reason."""
 
     def __init__(self, *, max_length_ratio: float) -> None:
@@ -71,6 +71,7 @@ class DeduplicatingPairFilter:
     def __call__(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         for pair in pairs:
             if (reason := self._rejection_reason(pair)) is None:
+                self._pair_hashes.add(hash(pair))
                 yield pair
             else:
                 self.dropped[reason] += 1
@@ -81,17 +82,14 @@ class DeduplicatingPairFilter:
             return "empty"
         if high > self.max_length_ratio * max(low, _MIN_RATIO_LENGTH):
             return "uneven"
-        key = hash(pair)  # 64-bit hashes of a million pairs collide with a probability of about 10⁻⁷
-        if key in self._pair_hashes:
-            return "repeated"
-        self._pair_hashes.add(key)
-        return None
+        # 64-bit hashes of a million pairs collide with a probability of about 10⁻⁷.
+        return "repeated" if hash(pair) in self._pair_hashes else None
 
 
-def check_not_swapped(first: Sequence[Pair], second: Iterable[Pair], *, name: str) -> None:
-    """Raise `InputError` if the source and target languages of `second` are swapped compared with `first`."""
-    sources, targets = (_count_words(first, side) for side in (0, 1))
-    sample = take_sample(second)
+def check_languages_not_swapped(reference: Sequence[Pair], pairs: Iterable[Pair], *, name: str) -> None:
+    """Raise `InputError` if the source and target languages of `pairs` are swapped compared with `reference`."""
+    sources, targets = (_count_words(reference, side) for side in (0, 1))
+    sample = take_sample(pairs)
     is_swapped = all(
         _shared_fraction(words := _count_words(sample, side), other_side) > 2 * _shared_fraction(words, same_side)
         for side, same_side, other_side in ((0, sources, targets), (1, targets, sources))
@@ -114,10 +112,10 @@ def _shared_fraction(words: Counter[str], vocabulary: Counter[str]) -> float:
     return sum(n for word, n in words.items() if word in vocabulary) / max(1, words.total())
 
 
-def _read_pair_lines(path: Path, progress: ProgressCallback | None) -> Iterator[str]:
-    source = find_single_file(path)
-    with open_source(source) as (opened, stream):
-        for number, line in enumerate(read_lines(source.name, stream)):
+def _read_lines_with_progress(path: Path, progress: ProgressCallback | None) -> Iterator[str]:
+    source = parse_single_file_source(path)
+    with open_raw_and_decompressed(source) as (opened, stream):
+        for number, line in enumerate(read_utf8_lines(source.name, stream)):
             if progress is not None and number % 1024 == 0:
                 progress(opened.n_bytes, source.size)
             yield line

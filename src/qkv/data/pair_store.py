@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.config.base import Config
-from qkv.data.file_io import convert_disk_errors, read_json_object, write_atomically
+from qkv.data.file_io import convert_os_errors_to_disk_error, read_json_object, write_atomically
 from qkv.data.pair_split import Pair
 from qkv.data.text_sources import ProgressCallback
 from qkv.data.token_store import INDEX_FILE, NonNegativeInt, TokenStore
@@ -35,12 +35,14 @@ class PairStoreIndex(Config):
     dropped: dict[str, NonNegativeInt]
 
 
-def write_pair_texts(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]) -> None:
-    """Write the texts of all pairs for `encode_and_delete_pair_texts`.
+def write_pair_texts_and_counts(
+    files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]
+) -> None:
+    """Write the texts of all pairs for `tokenize_and_delete_pair_texts`.
 
     `dropped` is evaluated after all pairs have been read.
     """
-    with convert_disk_errors(folder, 0):
+    with convert_os_errors_to_disk_error(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
         counts = dict.fromkeys(files, 0)
         with (folder / TEXTS_FILE).open("w", encoding="utf-8") as stream:
@@ -53,16 +55,16 @@ def write_pair_texts(files: Mapping[str, Iterable[Pair]], folder: Path, *, dropp
     )
 
 
-def encode_and_delete_pair_texts(
+def tokenize_and_delete_pair_texts(
     folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], ProgressCallback]
 ) -> None:  # fmt: skip
-    """Tokenize the texts of `write_pair_texts` and delete them. Resumes if interrupted."""
+    """Tokenize the texts of `write_pair_texts_and_counts` and delete them. Resumes if interrupted."""
     texts = folder / TEXTS_FILE
     for side in SIDES:
         if is_unfinished(folder / side) or not (folder / side / INDEX_FILE).exists():
             bar = progress(f"tokenizing the {side}s")
             prepare_store([texts], folder / side, tokenizer=tokenizers[side], field=side, progress=bar)
-    with convert_disk_errors(texts, 0):
+    with convert_os_errors_to_disk_error(texts, 0):
         texts.unlink(missing_ok=True)
 
 
@@ -121,7 +123,7 @@ class PairStore:
 
 
 def iterate_pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
-    """Yield every `step`-th text of `write_pair_texts`, of one side or both, to train a tokenizer.
+    """Yield every `step`-th text of `write_pair_texts_and_counts`, of one side or both, to train a tokenizer.
 
     Texts of repeated files are yielded repeatedly.
     """

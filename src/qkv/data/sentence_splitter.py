@@ -27,12 +27,12 @@ _ABBREVIATION = re.compile(
 
 def split_sentences(text: str) -> list[str]:
     """Split a text into sentences without surrounding whitespace."""
-    starts = [0, *(match.end() for match in _END.finditer(text) if _is_end(text, match))]
+    starts = [0, *(match.end() for match in _END.finditer(text) if _is_sentence_end(text, match))]
     sentences = (text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
     return [sentence for sentence in sentences if sentence]
 
 
-def _is_end(text: str, match: re.Match[str]) -> bool:
+def _is_sentence_end(text: str, match: re.Match[str]) -> bool:
     mark, end = match["mark"], match.end()
     if mark is None or text.count("\n", match.start(), end) > 1:
         return True
@@ -45,7 +45,7 @@ def _is_end(text: str, match: re.Match[str]) -> bool:
     return word is None or not _ABBREVIATION.fullmatch(word[0])
 
 
-def encode_sentences(
+def encode_chunks_with_sentence_ends(
     tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
 ) -> EncodedChunks:
     """Encode document chunks with `end_id` after each sentence.

@@ -9,7 +9,7 @@ is therefore its text position plus the number of its sentence.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +63,12 @@ class SentenceStore:
         first, last = self.document_at(np.array([self.start, self.stop - 1]))
         return range(int(first), int(last) + 1)
 
-    def split(self, fraction: float) -> "tuple[SentenceStore, SentenceStore]":
+    def split(self, second_fraction: float) -> "tuple[SentenceStore, SentenceStore]":
         """Split the store into two parts, the second with about this fraction of the tokens.
 
         The store is split between documents if each part has at least two, and between sentences otherwise.
         """
-        goal = np.array([round(self.stop - fraction * self.n_text_tokens)])
+        goal = np.array([round(self.stop - second_fraction * self.n_text_tokens)])
         first, n = self.document_range.start, len(self.document_range)
         if n >= 4:
             chosen = np.clip(self.document_at(goal) - 1, first + 1, first + n - 3)
@@ -77,14 +77,14 @@ class SentenceStore:
             split_position = int(self.boundaries[self.next_boundary(goal)][0])
         if not self.start < split_position < self.stop:
             raise InputError(
-                f"cannot split off {fraction:.0%} of {self.n_text_tokens} tokens without cutting a sentence"
+                f"cannot split off {second_fraction:.0%} of {self.n_text_tokens} tokens without cutting a sentence"
             )
         return replace(self, stop=split_position), replace(self, start=split_position)
 
     def document_at(self, positions: Indices) -> Indices:
         return np.searchsorted(self.document_ends, positions, side="right")
 
-    def document_span(self, documents: Indices) -> tuple[Indices, Indices]:
+    def clipped_document_spans(self, documents: Indices) -> tuple[Indices, Indices]:
         """Return the start and end positions of documents, clipped to this part of the store."""
         # Index −1 (for document 0) reads the last entry, which is replaced with 0.
         begin = np.where(documents > 0, self.document_ends[documents - 1], 0)
@@ -111,7 +111,7 @@ def expand_ranges(starts: Indices, lengths: Indices) -> Indices:
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
 
-def prepare_sentences(
+def prepare_sentence_store(
     paths: Sequence[str | Path],
     folder: Path,
     *,
@@ -128,18 +128,25 @@ def prepare_sentences(
     if not (folder / SENTENCES_FILE).exists():
         write_atomically(
             folder / SENTENCES_FILE,
-            _cumulative_sentence_counts_and_ends(TokenStore.open(folder)).astype("<i8").tobytes(),
+            np.concatenate(_find_sentence_boundaries(TokenStore.open(folder))).astype("<i8").tobytes(),
         )
     return SentenceStore.open(folder)
 
 
-def _cumulative_sentence_counts_and_ends(store: TokenStore, block: int = 1 << 24) -> NDArray[np.int64]:
-    blocks = range(0, store.n_tokens, block)
+class _SentenceBoundaries(NamedTuple):
+    cumulative_count_per_document: NDArray[np.int64]
+    """Number of sentences up to the end of each document."""
+    boundaries: NDArray[np.int64]
+    """0 and the end position of each sentence, without counting separators."""
+
+
+def _find_sentence_boundaries(store: TokenStore, tokens_per_read: int = 1 << 24) -> _SentenceBoundaries:
+    blocks = range(0, store.n_tokens, tokens_per_read)
     separator_blocks = [
-        np.flatnonzero(store.read(start, min(start + block, store.n_tokens)) == store.end_id) + start
+        np.flatnonzero(store.read(start, min(start + tokens_per_read, store.n_tokens)) == store.end_id) + start
         for start in blocks
     ]
     separators = np.concatenate(separator_blocks)
     counts = np.searchsorted(separators, store.document_ends(), side="left")
     ends = separators - np.arange(len(separators))
-    return np.concatenate([counts, [0], ends])
+    return _SentenceBoundaries(counts, np.concatenate([[0], ends]))

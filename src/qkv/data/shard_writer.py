@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.data.documents import DocumentChunk
-from qkv.data.file_io import convert_disk_errors, fsync_path, partial_path, write_atomically
+from qkv.data.file_io import convert_os_errors_to_disk_error, fsync_path, partial_path, write_atomically
 from qkv.data.token_store import ShardRecord, documents_file, tokens_file
 from qkv.text import Tokenizer
 
@@ -28,7 +28,9 @@ class EncodedChunks:
     """Number of UTF-8 bytes of each chunk."""
 
 
-def encode_chunks(tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str) -> EncodedChunks:
+def encode_chunks_with_document_ends(
+    tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
+) -> EncodedChunks:
     """Encode document chunks with `end_id` after each document."""
     rows = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
     for row, chunk in zip(rows, chunks, strict=True):
@@ -70,7 +72,7 @@ class ShardWriter:
         self._folder = folder
         self._path = tokens_file(folder, number)
         self._documents_path = documents_file(folder, number)
-        with convert_disk_errors(self._path, 0):
+        with convert_os_errors_to_disk_error(self._path, 0):
             self._stream = partial_path(self._path).open("wb")
         self._hash = blake2b(digest_size=32)
         self._ends: list[int] = []
@@ -82,7 +84,7 @@ class ShardWriter:
 
     def add(self, chunks: Sequence[DocumentChunk], encoded: EncodedChunks) -> None:
         data = encoded.tokens.tobytes()
-        with convert_disk_errors(self._path, len(data)):
+        with convert_os_errors_to_disk_error(self._path, len(data)):
             self._stream.write(data)
         self._hash.update(data)
         self._n_written += len(data)
@@ -99,7 +101,7 @@ class ShardWriter:
         """Flush the shard to disk and rename it, so that it survives a crash."""
         documents = np.array([self._ends, self._document_bytes], dtype="<u8").tobytes()
         write_atomically(self._documents_path, documents)
-        with convert_disk_errors(self._path, self._n_written):
+        with convert_os_errors_to_disk_error(self._path, self._n_written):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()

@@ -52,14 +52,14 @@ class TextSource:
         return 0 if self.name == STANDARD_INPUT else Path(self.path).stat().st_size
 
 
-def find_sources(paths: Sequence[str | Path]) -> list[TextSource]:
+def parse_text_sources(source_specs: Sequence[str | Path]) -> list[TextSource]:
     """Return the text files to read. Folders are searched recursively, and their files are sorted by path.
 
     `FILE[:-500]` and `FILE[-500:]` select some of the documents of a file, so that training and validation data can be
     in the same file.
     """
     sources = []
-    for path in map(str, paths):
+    for path in map(str, source_specs):
         if path == STANDARD_INPUT or Path(path).is_file():
             sources.append(TextSource(path))
         elif Path(path).is_dir():
@@ -74,11 +74,11 @@ def find_sources(paths: Sequence[str | Path]) -> list[TextSource]:
     return sources
 
 
-def find_single_file(path: str | Path) -> TextSource:
+def parse_single_file_source(path: str | Path) -> TextSource:
     """Return a single file to read line by line. Folders and document slices are errors."""
     if Path(path).is_dir():
         raise InputError(f"{path}: is a folder, not a file")
-    sources = find_sources([path])
+    sources = parse_text_sources([path])
     if sources[0].document_slice is not None:
         raise InputError(f"{path}: [start:stop] is not supported for this file")
     return sources[0]
@@ -102,7 +102,7 @@ class HashingReader(io.RawIOBase):
         self.n_bytes += len(data)
         return len(data)
 
-    def finish(self) -> str:
+    def read_rest_and_hexdigest(self) -> str:
         """Read the bytes that the decompressor did not read, and return the hash of the file."""
         while self.read(1 << 20):
             pass
@@ -110,7 +110,7 @@ class HashingReader(io.RawIOBase):
 
 
 @contextmanager
-def open_source(source: TextSource) -> Iterator[tuple[HashingReader, io.BufferedIOBase]]:
+def open_raw_and_decompressed(source: TextSource) -> Iterator[tuple[HashingReader, io.BufferedIOBase]]:
     """Open a source and return the raw stream and the decompressed stream. Converts read errors to `InputError`."""
     try:
         with io.BytesIO() if source.name == STANDARD_INPUT else Path(source.path).open("rb", buffering=0) as file:

@@ -95,14 +95,14 @@ class TokenBatches:
             offset = keyed_integer(self.source.n_tokens, self.seed, int(epoch), 1)
             starts[in_epoch] = offset + ordered * self.seq_len
             lengths[in_epoch] = np.minimum(self.seq_len, self.source.n_tokens - ordered * self.seq_len)
-        rows = [self._read_window(int(start)) for start in starts]
+        rows = [self._read_ring_window_and_document_ids(int(start)) for start in starts]
         return _split_inputs_and_targets(rows, lengths, with_documents=not self.cross_documents)
 
-    def _read_window(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    def _read_ring_window_and_document_ids(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Return seq_len + 1 tokens of the ring from `start` on, and the document ids of the targets."""
         n = self.source.n_tokens
         tokens, document_ids = [], []
-        for lap, low, high in _wrap_range(start, self.seq_len + 1, n):
+        for lap, low, high in _split_range_by_lap(start, self.seq_len + 1, n):
             tokens.append(self.source.read(low, high))
             if not self.cross_documents:
                 # Continue the numbering past the end of the ring, because the end and the start of the text must be
@@ -139,12 +139,15 @@ class EvalTokenBatches:
         low, high = rank_row_range(min(self.batch_size, n_windows - first), rank=rank, world_size=world_size)
         starts = np.arange(first + low, first + high, dtype=np.int64) * self.seq_len
         lengths = np.minimum(self.seq_len, self.source.n_tokens - starts)
-        rows = [self._read_window(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
+        rows = [
+            self._read_from_previous_token(int(start), int(length))
+            for start, length in zip(starts, lengths, strict=True)
+        ]
         if not rows:
             return self._empty_batch()
         return _split_inputs_and_targets(rows, lengths, with_documents=not self.cross_documents)
 
-    def _read_window(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    def _read_from_previous_token(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Return the tokens from start − 1 to start + length − 1, padded with end tokens, and their document ids."""
         end = np.array([self.source.end_id], dtype=np.int64)
         before = end if start == 0 else self.source.read(start - 1, start)
@@ -168,7 +171,7 @@ def _check_sizes_at_least_one(source: TokenSource, seq_len: int, batch_size: int
         raise ConfigError("the token store is empty (n_tokens=0)")
 
 
-def _wrap_range(start: int, length: int, n: int) -> Iterator[tuple[int, int, int]]:
+def _split_range_by_lap(start: int, length: int, n: int) -> Iterator[tuple[int, int, int]]:
     """Yield (lap, start, stop) for each part of [start, start + length) on a ring of n tokens."""
     stop = start + length
     while start < stop:

@@ -106,7 +106,7 @@ class TokenStore:
         folder = Path(folder)
         store = cls(folder, _read_verified_index(folder / INDEX_FILE))
         for number, shard in enumerate(store.index.shards):
-            check_shard(folder, number, shard, itemsize=store._dtype.itemsize, verify=verify)
+            check_shard_sizes_and_hashes(folder, number, shard, itemsize=store._dtype.itemsize, check_hashes=verify)
         return store
 
     @property
@@ -138,31 +138,38 @@ class TokenStore:
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         self._check_range(start, stop)
-        parts = [self._shard_tokens(shard)[low:high] for shard, low, high in self._shard_ranges(start, stop)]
+        parts = [
+            self._memory_mapped_shard_tokens(shard)[low:high]
+            for shard, low, high in self._split_range_by_shard(start, stop)
+        ]
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
     def take(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens at arbitrary positions."""
         if len(self.index.shards) == 1:
-            return self._shard_tokens(0)[positions].astype(np.int64)
+            return self._memory_mapped_shard_tokens(0)[positions].astype(np.int64)
         tokens = np.empty(positions.shape, np.int64)
         shards = np.searchsorted(self._first_token, positions, side="right") - 1
         for shard in np.unique(shards):
             in_shard = shards == shard
-            tokens[in_shard] = self._shard_tokens(int(shard))[positions[in_shard] - self._first_token[shard]]
+            tokens[in_shard] = self._memory_mapped_shard_tokens(int(shard))[
+                positions[in_shard] - self._first_token[shard]
+            ]
         return tokens
 
     def document_ends(self) -> NDArray[np.int64]:
         """Return the end positions (exclusive) of all documents."""
         shards = range(len(self.index.shards))
-        return np.concatenate([self._shard_ends(n).astype(np.int64) + self._first_token[n] for n in shards])
+        return np.concatenate([self._shard_document_ends(n).astype(np.int64) + self._first_token[n] for n in shards])
 
     def document_ids(self, start: int, stop: int) -> NDArray[np.int64]:
         self._check_range(start, stop)
         parts = []
-        for shard, low, high in self._shard_ranges(start, stop):
+        for shard, low, high in self._split_range_by_shard(start, stop):
             # `side="right"`, because document ends are exclusive: the token at an end belongs to the next document.
-            local = np.searchsorted(self._shard_ends(shard), np.arange(low, high, dtype=np.uint64), side="right")
+            local = np.searchsorted(
+                self._shard_document_ends(shard), np.arange(low, high, dtype=np.uint64), side="right"
+            )
             parts.append(local + self._first_document[shard])
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
@@ -175,7 +182,9 @@ class TokenStore:
 
     def _document_end(self, number: int) -> int:
         shard = int(np.searchsorted(self._first_document, number, side="right")) - 1
-        return int(self._first_token[shard]) + int(self._shard_ends(shard)[number - self._first_document[shard]])
+        return int(self._first_token[shard]) + int(
+            self._shard_document_ends(shard)[number - self._first_document[shard]]
+        )
 
     def document_bytes(self) -> NDArray[np.int64]:
         """Return the number of UTF-8 bytes of each document."""
@@ -190,7 +199,7 @@ class TokenStore:
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(self.index.dtype).newbyteorder("<")
 
-    def _shard_ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def _split_range_by_shard(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return (shard, start, stop) for each shard that overlaps the range."""
         spans = []
         shard = int(np.searchsorted(self._first_token, start, side="right")) - 1
@@ -200,13 +209,13 @@ class TokenStore:
             start, shard = last, shard + 1
         return spans
 
-    def _shard_tokens(self, shard: int) -> NDArray[Any]:
+    def _memory_mapped_shard_tokens(self, shard: int) -> NDArray[Any]:
         if shard not in self._tokens:
             # Convert to a plain array, because indexing a memmap is several times slower.
             self._tokens[shard] = np.asarray(np.memmap(tokens_file(self.folder, shard), dtype=self._dtype, mode="r"))
         return self._tokens[shard]
 
-    def _shard_ends(self, shard: int) -> NDArray[np.uint64]:
+    def _shard_document_ends(self, shard: int) -> NDArray[np.uint64]:
         if shard not in self._ends:
             table = self._document_table(shard)
             self._ends[shard] = table[: len(table) // 2]
@@ -248,11 +257,13 @@ class TokenStoreSlice:
             raise InputError(f"tokens {start} to {stop} are out of range for a slice of {self.n_tokens} tokens")
 
 
-def check_shard(folder: Path, number: int, shard: ShardRecord, *, itemsize: int, verify: bool) -> None:
+def check_shard_sizes_and_hashes(
+    folder: Path, number: int, shard: ShardRecord, *, itemsize: int, check_hashes: bool
+) -> None:
     tokens, document_ids = tokens_file(folder, number), documents_file(folder, number)
     _check_file_size(tokens, shard.n_tokens * itemsize)
     _check_file_size(document_ids, shard.n_documents * 16)
-    if verify:
+    if check_hashes:
         _check_file_hash(tokens, shard.tokens_hash)
         _check_file_hash(document_ids, shard.documents_hash)
 

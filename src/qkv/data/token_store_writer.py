@@ -15,17 +15,28 @@ from pathlib import Path
 from qkv.choices import SpecialToken
 from qkv.config.base import Config
 from qkv.data.documents import DocumentChunk, read_chunks
-from qkv.data.file_io import convert_disk_errors, read_json_object, write_atomically
-from qkv.data.sentence_splitter import encode_sentences
-from qkv.data.shard_writer import EncodedChunks, ShardWriter, disable_tokenizer_threads, encode_chunks
-from qkv.data.text_sources import STANDARD_INPUT, ProgressCallback, TextSource, find_sources, open_source
+from qkv.data.file_io import convert_os_errors_to_disk_error, read_json_object, write_atomically
+from qkv.data.sentence_splitter import encode_chunks_with_sentence_ends
+from qkv.data.shard_writer import (
+    EncodedChunks,
+    ShardWriter,
+    disable_tokenizer_threads,
+    encode_chunks_with_document_ends,
+)
+from qkv.data.text_sources import (
+    STANDARD_INPUT,
+    ProgressCallback,
+    TextSource,
+    open_raw_and_decompressed,
+    parse_text_sources,
+)
 from qkv.data.token_store import (
     INDEX_FILE,
     ShardRecord,
     SourceRecord,
     StoreIndex,
     TokenStore,
-    check_shard,
+    check_shard_sizes_and_hashes,
     serialize_index,
 )
 from qkv.errors import ConfigError, InputError
@@ -63,17 +74,26 @@ def prepare_store(
     `n_workers` is the number of available cores. `field` is explained in `read_chunks`.
     """
     folder = Path(folder)
-    sources = find_sources(paths)
-    end_id = tokenizer.special_id(SpecialToken.SEP) if sentences else _document_end_id(tokenizer)
-    plan = _make_plan(sources, tokenizer=tokenizer, field=field, shard_tokens=shard_tokens, sentences=sentences)
+    sources = parse_text_sources(paths)
+    end_id = tokenizer.special_id(SpecialToken.SEP) if sentences else _eos_or_sep_id(tokenizer)
+    plan = _make_preparation_plan(
+        sources, tokenizer=tokenizer, field=field, shard_tokens=shard_tokens, sentences=sentences
+    )
     state = _begin_or_resume(folder, plan, tokenizer)
     if not (folder / INDEX_FILE).exists():
-        encode = partial(encode_sentences if sentences else encode_chunks, tokenizer, end_id=end_id, dtype=plan.dtype)
-        groups = _encode_groups(_read_chunk_groups(sources, field, state), encode, n_workers or available_cores())
+        encode = partial(
+            encode_chunks_with_sentence_ends if sentences else encode_chunks_with_document_ends,
+            tokenizer,
+            end_id=end_id,
+            dtype=plan.dtype,
+        )
+        groups = _encode_groups(
+            _read_remaining_chunk_groups(sources, field, state), encode, n_workers or available_cores()
+        )
         total = 0 if any(source.name == STANDARD_INPUT for source in sources) else sum(plan.sizes)
         state = _write_shards(folder, state, groups, progress=progress, total=total)
         _write_index(folder, state, tokenizer=tokenizer, end_id=end_id)
-    with convert_disk_errors(folder, 0):
+    with convert_os_errors_to_disk_error(folder, 0):
         (folder / PROGRESS_FILE).unlink(missing_ok=True)
     return TokenStore.open(folder)
 
@@ -122,14 +142,14 @@ def is_unfinished(folder: str | Path) -> bool:
     return (Path(folder) / PROGRESS_FILE).is_file()
 
 
-def _document_end_id(tokenizer: Tokenizer) -> int:
+def _eos_or_sep_id(tokenizer: Tokenizer) -> int:
     for role in (SpecialToken.EOS, SpecialToken.SEP):
         if (end_id := tokenizer.find_special_id(role)) is not None:
             return end_id
     raise InputError("the tokenizer has neither an eos_token nor a sep_token to mark the end of documents")
 
 
-def _make_plan(
+def _make_preparation_plan(
     sources: list[TextSource], *, tokenizer: Tokenizer, field: str, shard_tokens: int, sentences: bool
 ) -> PreparationPlan:
     if shard_tokens < 1:
@@ -154,7 +174,7 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
         if state.plan == plan and STANDARD_INPUT not in plan.sources:
             for number, shard in enumerate(state.shards):
                 itemsize = 2 if plan.dtype == "uint16" else 4
-                check_shard(folder, number, shard, itemsize=itemsize, verify=True)
+                check_shard_sizes_and_hashes(folder, number, shard, itemsize=itemsize, check_hashes=True)
             save_tokenizer(tokenizer, folder)
             return state
         if state.shards or (folder / INDEX_FILE).exists():
@@ -172,20 +192,22 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
     elif folder.is_dir() and (existing := sorted(p.name for p in folder.iterdir() if p.suffix != ".partial")):
         raise InputError(f"{folder}: folder is not empty (it contains {existing[0]}); use a new folder")
     state = PreparationState(plan=plan)
-    with convert_disk_errors(folder, 0):
+    with convert_os_errors_to_disk_error(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
     _write_preparation_state(folder, state)
     save_tokenizer(tokenizer, folder)
     return state
 
 
-def _read_chunk_groups(sources: list[TextSource], field: str, state: PreparationState) -> Iterator[_ChunkGroup]:
+def _read_remaining_chunk_groups(
+    sources: list[TextSource], field: str, state: PreparationState
+) -> Iterator[_ChunkGroup]:
     """Read the remaining chunks in groups. All chunks of a group are from the same source."""
     total_bytes_read = sum(record.size for record in state.sources)
     for number in range(len(state.sources), len(sources)):
         source = sources[number]
         skipped = state.n_chunks if number == len(state.sources) else 0
-        with open_source(source) as (opened, stream):
+        with open_raw_and_decompressed(source) as (opened, stream):
             chunks: list[DocumentChunk] = []
             n_chunks = size = 0
             for chunk in read_chunks(source, stream, field=field):
@@ -197,7 +219,7 @@ def _read_chunk_groups(sources: list[TextSource], field: str, state: Preparation
                 if size >= _GROUP_CHARACTERS:
                     yield _ChunkGroup(chunks, n_chunks, total_bytes_read + opened.n_bytes, finished_source=None)
                     chunks, size = [], 0
-            digest = opened.finish()
+            digest = opened.read_rest_and_hexdigest()
             total_bytes_read += opened.n_bytes
             record = SourceRecord(name=source.name, size=opened.n_bytes, hash=digest)
         yield _ChunkGroup(chunks, n_chunks, total_bytes_read, finished_source=record)
@@ -242,12 +264,12 @@ def _write_shards(
                 sources.append(group.finished_source)
                 n_chunks = 0
             if writer is not None and writer.n_tokens >= state.plan.shard_tokens:
-                state = _finish_shard(folder, state, writer, sources=sources, n_chunks=n_chunks)
+                state = _finish_shard_and_save_state(folder, state, writer, sources=sources, n_chunks=n_chunks)
                 writer = None
             if progress is not None:
                 progress(group.total_bytes_read, total)
         if writer is not None:
-            state = _finish_shard(folder, state, writer, sources=sources, n_chunks=0)
+            state = _finish_shard_and_save_state(folder, state, writer, sources=sources, n_chunks=0)
     except BaseException:
         if writer is not None:
             writer.discard()
@@ -255,7 +277,7 @@ def _write_shards(
     return state.replace(sources=tuple(sources))
 
 
-def _finish_shard(
+def _finish_shard_and_save_state(
     folder: Path, state: PreparationState, writer: ShardWriter, *, sources: list[SourceRecord], n_chunks: int
 ) -> PreparationState:
     state = state.replace(

@@ -18,20 +18,20 @@ from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAng
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
-    AppendSlots,
     Attention,
     Block,
-    ConcatenatedPositions,
+    ConcatenatedSinusoidalPositions,
     FeedForward,
     Int8Linear,
     KVCache,
     LayerSourceCache,
     Mask,
+    RaggedAppendSlots,
     RMSNorm,
     RotaryEmbedding,
     Source,
     activate,
-    has_forward_hooks,
+    has_hooks_or_is_active_tap,
 )
 
 
@@ -46,7 +46,7 @@ class _StepState:
     """Visible values of each layer, of shape (batch · kv_head, key, d_value)."""
     slots: Sequence[tuple[Tensor, Tensor]]
     """Destination of the new keys and values of each layer."""
-    append_slots: AppendSlots | None
+    append_slots: RaggedAppendSlots | None
     """Positions to write to if rows have different lengths. In this case, `slots` contains the full cache."""
     angles: RotaryAngles | None
     mask: Tensor | None
@@ -166,7 +166,7 @@ class CPUDecodeEngine:
                 cos, sin = (part[:, 0] for part in position_info.rotation)
                 angles = cos, _first_half(sin)
         keys, values = cache.keys.unbind(0), cache.values.unbind(0)
-        assert isinstance(cache.slots, AppendSlots)
+        assert isinstance(cache.slots, RaggedAppendSlots)
         return _StepState(
             buffers=buffers,
             keys=[part[:, :, :n].flatten(0, 1).transpose(1, 2) for part in keys],
@@ -246,7 +246,7 @@ class _DecodeBlock:
         """Attend to the source and add the attention output to `x` in place."""
         rows, config = x.shape[0], self._head_config
         queries = self._cross_q_proj(self._cross_attention_norm(x, buffers) if self._is_pre_norm else x)
-        keys, values = cache.fetch(
+        keys, values = cache.get_or_compute(
             lambda: (
                 self._project_source(self._cross_k_proj, source_states),
                 self._project_source(self._cross_v_proj, source_states),
@@ -295,7 +295,7 @@ def supports_cpu_decode_engine(model: GPT | Seq2Seq, prepacked: PrepackedWeights
     position embeddings. Hooks and the explicit attention kernel are not supported.
     """
     decoder = model.decoder if isinstance(model, Seq2Seq) else model
-    is_concatenated = isinstance(decoder.embedding.position, ConcatenatedPositions)
+    is_concatenated = isinstance(decoder.embedding.position, ConcatenatedSinusoidalPositions)
     return (
         not model.training
         and not is_concatenated
@@ -314,7 +314,7 @@ def has_supported_attention_and_linears(roots: Sequence[nn.Module], prepacked: P
     ]
     return (
         prepacked.is_supported
-        and not any(has_forward_hooks(module) for module in modules)
+        and not any(has_hooks_or_is_active_tap(module) for module in modules)
         and all(
             part.head_config.combination is HeadCombination.SPLIT and part.kernel is AttentionKernel.FUSED
             for part in attentions

@@ -12,7 +12,7 @@ from qkv.choices import NormPosition
 from qkv.generation.cpu_decode_engine import as_linear, has_supported_attention_and_linears
 from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
-from qkv.models.inputs import check_length, position_ids
+from qkv.models.inputs import check_length, position_ids_reserving_cache
 from qkv.nn import Block
 from qkv.tensors import AttentionMask, Ids, Residual
 
@@ -33,7 +33,7 @@ class CPUEncoder:
     ) -> Residual:
         model = self._model
         check_length(ids.shape[1], model.config.context_length)
-        x = model.embedding(ids, position_ids(ids, attention_mask=attention_mask), segments)
+        x = model.embedding(ids, position_ids_reserving_cache(ids, attention_mask=attention_mask), segments)
         mask = None if attention_mask is None else attention_mask[:, None, None].expand(-1, -1, ids.shape[1], -1)
         for block in self._blocks:
             x = block(x, mask)

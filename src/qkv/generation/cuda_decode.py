@@ -15,7 +15,14 @@ from qkv.generation.cuda_decode_forward import KernelWeights
 from qkv.generation.cuda_decode_step import TOKENS_PER_SYNC, CUDADecodeStep
 from qkv.generation.sequence import GeneratedSequence
 from qkv.models import GPT
-from qkv.nn import Attention, Block, ConcatenatedPositions, FeedForward, RotaryEmbedding, has_forward_hooks
+from qkv.nn import (
+    Attention,
+    Block,
+    ConcatenatedSinusoidalPositions,
+    FeedForward,
+    RotaryEmbedding,
+    has_hooks_or_is_active_tap,
+)
 
 CAPACITY_MULTIPLE = 256
 """Capacities are rounded up to a multiple of this, so that captured steps can be reused for other sequences."""
@@ -116,7 +123,7 @@ def is_supported_by_kernels(model: GPT) -> bool:
         and model.config.causal
         and model.embedding.norm is None
         and model.unembedding.int8 is None
-        and not isinstance(model.embedding.position, ConcatenatedPositions)
+        and not isinstance(model.embedding.position, ConcatenatedSinusoidalPositions)
         and (model.relative_positions is None or isinstance(model.relative_positions, RotaryEmbedding))
         and all(module.norm_position is NormPosition.PRE for module in modules if isinstance(module, Block))
         and all(
@@ -124,7 +131,7 @@ def is_supported_by_kernels(model: GPT) -> bool:
             for part in attentions
         )
         and all(type(linear) is nn.Linear for linear in linears)
-        and not any(has_forward_hooks(module) for module in modules)
+        and not any(has_hooks_or_is_active_tap(module) for module in modules)
     )
 
 

@@ -12,7 +12,7 @@ from qkv.generation.cuda_decode_step import CUDADecodeStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.rnn import RNNSource
-from qkv.nn import LayerSourceCache, Source, check_ids
+from qkv.nn import LayerSourceCache, Source, check_ids_shape_dtype_range
 
 RowIds = Int[Tensor, " row"]
 SequenceIndices = Int[Tensor, " sequence"]
@@ -55,7 +55,7 @@ class GPTDecoder:
         self._model = model
         self._cpu_engine, self._cuda_step = cpu_engine, cuda_step
         if cuda_step is None:
-            self.cache = model.new_cache(batch=batch, capacity=capacity, chunk=CACHE_CHUNK)
+            self.cache = model.new_cache(batch=batch, capacity=capacity, growth_step=CACHE_CHUNK)
         else:
             self.cache = cuda_step.cache
         self._shortest_prompt = 0
@@ -163,7 +163,7 @@ def right_pad_sequences(
     longest = max(lengths)
     ids = torch.tensor([[*sequence, *[0] * (longest - n)] for sequence, n in zip(sequences, lengths, strict=True)])
     # Checked before the copy, because the model does not check ids on a GPU, where it would force a synchronization.
-    check_ids(ids, vocab_size)
+    check_ids_shape_dtype_range(ids, vocab_size)
     ids = ids.to(device)
     if min(lengths) == longest:
         return ids, None

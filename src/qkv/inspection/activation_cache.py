@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import ConfigError, InputError
 from qkv.inspection.model_input import ModelInput, TokenizedText
 from qkv.inspection.record import ActivationRecord, AttentionRecord, record
@@ -34,42 +34,42 @@ class ActivationCache(ShortRepr):
     """`None` for a BERT without a masked-word head."""
 
     @property
-    def stacks(self) -> list[AttentionKind]:
+    def stacks(self) -> list[AttentionStack]:
         match self.model:
             case GPT() | BERT():
-                return [AttentionKind.SELF]
+                return [AttentionStack.SELF]
             case Seq2Seq():
-                return [AttentionKind.ENCODER, AttentionKind.DECODER, AttentionKind.CROSS]
+                return [AttentionStack.ENCODER, AttentionStack.DECODER, AttentionStack.CROSS]
             case RNNSeq2Seq():
-                return [] if self.model.decoder.attention is None else [AttentionKind.CROSS]
+                return [] if self.model.decoder.attention is None else [AttentionStack.CROSS]
 
-    def n_layers(self, stack: AttentionKind) -> int:
+    def n_layers(self, stack: AttentionStack) -> int:
         self._check_stack(stack)
         return 1 if isinstance(self.model, RNNSeq2Seq) else len(get_blocks(self.model, stack))
 
-    def weights(self, stack: AttentionKind, layer: int) -> Float[Tensor, "head query key"]:
+    def weights(self, stack: AttentionStack, layer: int) -> Float[Tensor, "head query key"]:
         """Returns one layer's attention weights.
 
         The rows of successive decode steps are concatenated. Keys that did not exist yet have weight 0.
         """
         return self._concatenate_passes(stack, layer, "weights", fill_value=0.0)
 
-    def scores(self, stack: AttentionKind, layer: int) -> Float[Tensor, "head query key"]:
+    def scores(self, stack: AttentionStack, layer: int) -> Float[Tensor, "head query key"]:
         """Returns one layer's attention scores before the softmax, with −∞ at masked positions."""
         return self._concatenate_passes(stack, layer, "scores", fill_value=float("-inf"))
 
-    def all_weights(self, stack: AttentionKind) -> LayerHeadWeights:
+    def all_weights(self, stack: AttentionStack) -> LayerHeadWeights:
         """Returns the attention weights of all layers."""
         return torch.stack([self.weights(stack, layer) for layer in range(self.n_layers(stack))])
 
-    def mean_weights(self, stack: AttentionKind) -> Float[Tensor, "layer query key"]:
+    def mean_weights(self, stack: AttentionStack) -> Float[Tensor, "layer query key"]:
         """Returns the attention weights of all layers, averaged over heads.
 
         Only one layer's heads are in memory at a time.
         """
         return torch.stack([self.weights(stack, layer).mean(0) for layer in range(self.n_layers(stack))])
 
-    def visible_mask(self, stack: AttentionKind) -> Bool[Tensor, "query key"]:
+    def visible_mask(self, stack: AttentionStack) -> Bool[Tensor, "query key"]:
         """Returns which keys each query may attend to in at least one head of the first layer."""
         return (self.scores(stack, 0) > float("-inf")).any(0)
 
@@ -77,26 +77,26 @@ class ActivationCache(ShortRepr):
         """Returns the activations recorded at a tap, concatenated over all forward passes."""
         return torch.cat([self.activations.get_pass(name, i)[0] for i in range(self.activations.n_passes(name))])
 
-    def attention_records(self, stack: AttentionKind, layer: int) -> list[AttentionRecord]:
+    def attention_records(self, stack: AttentionStack, layer: int) -> list[AttentionRecord]:
         """Returns the attention records of a layer, one per forward pass."""
         name = self.attention_tap(stack, layer)
         return [self.activations.attention(name, i) for i in range(self.activations.n_passes(f"{name}.weights"))]
 
-    def attention_tap(self, stack: AttentionKind, layer: int) -> str:
+    def attention_tap(self, stack: AttentionStack, layer: int) -> str:
         """Returns the name of the attention module, such as `blocks.0.attention`."""
         return attention_module_name(
             self.model, stack, check_index("layer", layer, self.n_layers(stack), unit="layers")
         )
 
-    def key_labels(self, stack: AttentionKind) -> list[str]:
+    def key_labels(self, stack: AttentionStack) -> list[str]:
         """Returns the labels of the keys."""
         return self.attention_axis_tokens(stack, is_key=True).labels
 
-    def query_labels(self, stack: AttentionKind) -> list[str]:
+    def query_labels(self, stack: AttentionStack) -> list[str]:
         """Returns the labels of the queries."""
         return self.attention_axis_tokens(stack).labels
 
-    def attention_axis_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
+    def attention_axis_tokens(self, stack: AttentionStack, *, is_key: bool = False) -> TokenizedText:
         """Returns the query or key tokens. See `ModelInput.attention_axis_tokens`."""
         return self.model_input.attention_axis_tokens(stack, is_key=is_key)
 
@@ -116,13 +116,13 @@ class ActivationCache(ShortRepr):
         )
         return max(record.reconstruction_error for record in records)
 
-    def _concatenate_passes(self, stack: AttentionKind, layer: int, tap: str, *, fill_value: float) -> Tensor:
+    def _concatenate_passes(self, stack: AttentionStack, layer: int, tap: str, *, fill_value: float) -> Tensor:
         name = f"{self.attention_tap(stack, layer)}.{tap}"
         passes = [upcast(self.activations.get_pass(name, i)[0]) for i in range(self.activations.n_passes(name))]
         n_keys = max(rows.shape[-1] for rows in passes)
         return torch.cat([F.pad(rows, (0, n_keys - rows.shape[-1]), value=fill_value) for rows in passes], dim=1)
 
-    def _check_stack(self, stack: AttentionKind) -> None:
+    def _check_stack(self, stack: AttentionStack) -> None:
         if stack not in self.stacks:
             available = ", ".join(self.stacks) or "none"
             raise InputError(f"this model has no attention '{stack}', expected one of: {available}")
@@ -133,32 +133,32 @@ def upcast(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def attention_module_name(model: Model, stack: AttentionKind, layer: int | Literal["*"]) -> str:
+def attention_module_name(model: Model, stack: AttentionStack, layer: int | Literal["*"]) -> str:
     match stack:
-        case AttentionKind.SELF:
+        case AttentionStack.SELF:
             return f"blocks.{layer}.attention"
-        case AttentionKind.ENCODER | AttentionKind.DECODER:
+        case AttentionStack.ENCODER | AttentionStack.DECODER:
             return f"{stack}.blocks.{layer}.attention"
-        case AttentionKind.CROSS:
+        case AttentionStack.CROSS:
             return "decoder.attention" if isinstance(model, RNNSeq2Seq) else f"decoder.blocks.{layer}.cross_attention"
 
 
-def get_blocks(model: Model, stack: AttentionKind) -> list[Block]:
+def get_blocks(model: Model, stack: AttentionStack) -> list[Block]:
     """Returns the blocks that contain the given kind of attention."""
     match model:
         case GPT() | BERT():
             modules = model.blocks
         case Seq2Seq():
-            modules = (model.encoder if stack is AttentionKind.ENCODER else model.decoder).blocks
+            modules = (model.encoder if stack is AttentionStack.ENCODER else model.decoder).blocks
         case RNNSeq2Seq():
             raise InputError("an RNN has no Transformer blocks, so it has no residual stream and no layers of heads")
     return [block for block in modules if isinstance(block, Block)]
 
 
-def get_attention(model: Model, stack: AttentionKind, layer: int) -> Attention:
+def get_attention(model: Model, stack: AttentionStack, layer: int) -> Attention:
     blocks = get_blocks(model, stack)
     block = blocks[check_index("layer", layer, len(blocks), unit="layers")]
-    attention = block.cross_attention if stack is AttentionKind.CROSS else block.attention
+    attention = block.cross_attention if stack is AttentionStack.CROSS else block.attention
     assert attention is not None
     return attention
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind, HeadCombination
+from qkv.choices import AttentionStack, HeadCombination
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention
 from qkv.inspection.model_input import TokenizedText, mark_whitespace
@@ -31,7 +31,7 @@ class AttentionMapView(ShortRepr):
 
 
 def attention_map(
-    cache: ActivationCache, stack: AttentionKind | None = None, *, layer: int | None = None, head: int | None = None
+    cache: ActivationCache, stack: AttentionStack | None = None, *, layer: int | None = None, head: int | None = None
 ) -> AttentionMapView:
     """Returns one head's attention weights. By default, averages over all heads and all layers."""
     stack = stack or cache.stacks[0]
@@ -47,7 +47,7 @@ def attention_map(
 
 @torch.no_grad()
 def value_weighted_attention(
-    cache: ActivationCache, stack: AttentionKind, *, layer: int
+    cache: ActivationCache, stack: AttentionStack, *, layer: int
 ) -> Float[Tensor, "head query key"]:
     """Returns ‖a_ij · v_j W_O‖, the norm of what a head moves from key j to query i (arXiv:2004.10102).
 
@@ -142,7 +142,7 @@ def select_head(weights: Float[Tensor, "head query key"], head: int | None) -> A
     return weights.mean(0) if head is None else weights[check_index("head", head, len(weights), unit="heads")]
 
 
-def _attention_map_title(stack: AttentionKind, layer: int | None, head: int | None) -> str:
+def _attention_map_title(stack: AttentionStack, layer: int | None, head: int | None) -> str:
     layer_text = "mean of all layers" if layer is None else f"layer {layer}"
     head_text = "mean of all heads" if head is None else f"head {head}"
     return f"{stack}: {layer_text}, {head_text}"

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind, SpecialToken
+from qkv.choices import AttentionStack, SpecialToken
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, run_with_cache
 from qkv.inspection.attention_map import remove_sink, sink_mask, value_weighted_attention
@@ -127,11 +127,11 @@ def _pronoun_rows_by_method(
     """Returns the pronoun's row of the attention, rollout and value-weighted matrices, without the sink."""
     sink = sink_mask(cache.model_input.sequence)
     sink[list(candidate_positions)] = False  # a candidate at the first position is not treated as a sink
-    attention = cache.mean_weights(AttentionKind.SELF).mean(0)
+    attention = cache.mean_weights(AttentionStack.SELF).mean(0)
     rollout_matrix = attention_rollout(cache).sequence[-1]
     layer_maps = []
-    for layer in range(cache.n_layers(AttentionKind.SELF)):
-        norms = value_weighted_attention(cache, AttentionKind.SELF, layer=layer)
+    for layer in range(cache.n_layers(AttentionStack.SELF)):
+        norms = value_weighted_attention(cache, AttentionStack.SELF, layer=layer)
         layer_maps.append((norms / norms.sum(-1, keepdim=True).clamp(min=1e-30)).mean(0))
     matrices = (attention, rollout_matrix, torch.stack(layer_maps).mean(0))
     return [remove_sink(matrix[query].mean(0), sink).cpu() for matrix in matrices]
@@ -150,7 +150,7 @@ def _knockout_log_prob_changes(
     changes = []
     for candidate in keys:
         masks = [
-            EdgeMask(stack=AttentionKind.SELF, query=query_position, key=key_position)
+            EdgeMask(stack=AttentionStack.SELF, query=query_position, key=key_position)
             for query_position in query
             for key_position in candidate
         ]

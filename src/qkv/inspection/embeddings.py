@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache
 from qkv.inspection.logit_lens import depth_names, residual_tap_names
@@ -18,7 +18,7 @@ from qkv.inspection.word_map import pca_2d_with_explained_variance
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LearnedPositions, SinusoidalPositions
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,7 +46,7 @@ def embedding_trajectories(cache: ActivationCache, tokenizer: Tokenizer, *, n: i
     if isinstance(model, RNNSeq2Seq):
         names, depths = ["decoder.states"], ["decoder's states"]
     else:
-        names = residual_tap_names(model, AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF)
+        names = residual_tap_names(model, AttentionStack.DECODER if isinstance(model, Seq2Seq) else AttentionStack.SELF)
         depths = depth_names(len(names))
     vectors = torch.stack([F.normalize(cache.get_activation(name).float(), dim=-1) for name in names]).cpu()
     points, explained_variance = pca_2d_with_explained_variance(vectors.flatten(0, 1))
@@ -80,7 +80,7 @@ def _nearest_tokens_of_ids(
         similarities[token_id] = -2.0
         best = similarities.topk(min(n, len(rows) - 1))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        neighbors[token_id] = [(mark_whitespace(token_text(tokenizer, i)), p) for i, p in pairs]
+        neighbors[token_id] = [(mark_whitespace(token_text_or_vocabulary_name(tokenizer, i)), p) for i, p in pairs]
     return [neighbors[token_id] for token_id in token_ids]
 
 

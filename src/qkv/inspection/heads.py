@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.choices import AttentionKind, HeadPattern
+from qkv.choices import AttentionStack, HeadPattern
 from qkv.inspection.activation_cache import ActivationCache, LayerHeadWeights
 from qkv.inspection.model_input import TokenizedText
 from qkv.inspection.short_repr import ShortRepr
@@ -30,7 +30,7 @@ QueryKeyMask = Bool[Tensor, "query key"]
 class HeadsView(ShortRepr):
     """Attention weights and pattern scores of every head."""
 
-    stack: AttentionKind
+    stack: AttentionStack
     weights: LayerHeadWeights
     scores: Float[Tensor, "layer head pattern"]
     """In the order of `PATTERNS`."""
@@ -56,12 +56,12 @@ class HeadsView(ShortRepr):
     """max|A·V − output| of the forward pass."""
 
 
-def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -> HeadsView:
+def classify_heads(cache: ActivationCache, stack: AttentionStack | None = None) -> HeadsView:
     """Score every head on every pattern and name each head. `stack` defaults to the model's first attention stack."""
     stack = stack or cache.stacks[0]
     weights, visible = cache.all_weights(stack), cache.visible_mask(stack)
     targets = pattern_target_masks(
-        cache.attention_axis_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
+        cache.attention_axis_tokens(stack, is_key=True), visible, is_cross=stack is AttentionStack.CROSS
     )
     scores = torch.stack([score_pattern(weights, visible, pattern, targets) for pattern in PATTERNS], dim=-1)
     n_queries = [int(_queries_with_targets(visible, pattern, targets).sum()) for pattern in PATTERNS]
@@ -76,7 +76,7 @@ def classify_heads(cache: ActivationCache, stack: AttentionKind | None = None) -
         uniform_scores=[float(score_pattern(uniform, visible, pattern, targets)[0, 0]) for pattern in PATTERNS],
         labels=[[best_pattern(row, n_queries) for row in layer] for layer in scores],
         entropy=_attention_entropy(weights).mean(-1),
-        distance=(weights * distances).sum(-1).mean(-1) * (stack is not AttentionKind.CROSS),
+        distance=(weights * distances).sum(-1).mean(-1) * (stack is not AttentionStack.CROSS),
         queries=cache.query_labels(stack),
         keys=cache.key_labels(stack),
         error=cache.attention_reconstruction_error,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import InputError, TapError
 from qkv.inspection.activation_cache import attention_module_name, forward_logits, get_blocks, run_with_cache
 from qkv.inspection.hooks import ablate_head, intervene, mask_attention
@@ -19,14 +19,14 @@ from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
 from qkv.models import Model, RNNSeq2Seq
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadAblation:
     """Set the result of one head to zero."""
 
-    stack: AttentionKind
+    stack: AttentionStack
     layer: int
     head: int
 
@@ -35,7 +35,7 @@ class HeadAblation:
 class EdgeMask:
     """Mask attention from position `query` to position `key`."""
 
-    stack: AttentionKind
+    stack: AttentionStack
     query: int
     key: int
     layer: int | None = None
@@ -162,7 +162,7 @@ def measure_effect(
         ids=ids,
         generated=None if model_input.generated is None else model_input.generated.labels,
         changes=[describe_intervention(intervention, model_input) for intervention in interventions],
-        tokens=[mark_whitespace(token_text(tokenizer, token_id)) for token_id in ids],
+        tokens=[mark_whitespace(token_text_or_vocabulary_name(tokenizer, token_id)) for token_id in ids],
         before=before[position, ids],
         after=after[position, ids],
         divergence=F.kl_div(after, before, reduction="none", log_target=True).sum(-1),

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.choices import AttentionKind, NormPosition
+from qkv.choices import AttentionStack, NormPosition
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks
 from qkv.inspection.model_input import mark_whitespace
@@ -22,7 +22,7 @@ from qkv.inspection.validation import check_index
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import LayerNorm, RMSNorm, activate
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 
 ComponentVectors = Float[Tensor, "part d_model"]
 
@@ -67,7 +67,9 @@ def logit_attribution(
         values, bias, logit = vectors @ (direction - other), bias - other_bias, logit - logits[position, against]
     values[-1] += bias
     label = " − ".join(
-        mark_whitespace(token_text(tokenizer, vocab_id)) for vocab_id in (token_id, against) if vocab_id is not None
+        mark_whitespace(token_text_or_vocabulary_name(tokenizer, vocab_id))
+        for vocab_id in (token_id, against)
+        if vocab_id is not None
     )
     return LogitAttribution(
         position=position,
@@ -83,8 +85,8 @@ def logit_attribution(
 def _final_norm_output_contributions(cache: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
     """Returns each component's share of the final norm's output. The last component is the norms' biases."""
     model = cache.model
-    stack = AttentionKind.DECODER if isinstance(model, Seq2Seq) else AttentionKind.SELF
-    prefix = "decoder." if stack is AttentionKind.DECODER else ""
+    stack = AttentionStack.DECODER if isinstance(model, Seq2Seq) else AttentionStack.SELF
+    prefix = "decoder." if stack is AttentionStack.DECODER else ""
     names = ["biases", "embedding"]
     start = cache.get_activation(f"{prefix}blocks.0.resid_pre")[position]
     parts = torch.stack([torch.zeros_like(start), start])
@@ -100,7 +102,7 @@ def _final_norm_output_contributions(cache: ActivationCache, position: int) -> t
                     [sublayer],
                 )
             else:
-                attention_stack = AttentionKind.CROSS if sublayer == "cross_attention" else stack
+                attention_stack = AttentionStack.CROSS if sublayer == "cross_attention" else stack
                 outputs, bias = (
                     head_outputs(cache, attention_stack, layer)[:, position],
                     getattr(get_attention(model, attention_stack, layer).out_proj, "bias", None),

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_blocks
 from qkv.inspection.model_input import mark_whitespace
@@ -15,7 +15,7 @@ from qkv.inspection.short_repr import ShortRepr
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.tensors import Logits, Residual
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 
 CHUNK_POSITIONS = 256
 """Number of positions whose logits are computed at once, because the logits of a long text would not fit in memory."""
@@ -60,9 +60,15 @@ def logit_lens(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> L
         positions=sequence.labels,
         ids=ids,
         probabilities=probabilities,
-        tokens=[[[mark_whitespace(token_text(tokenizer, i)) for i in cell] for cell in row] for row in ids.tolist()],
+        tokens=[
+            [[mark_whitespace(token_text_or_vocabulary_name(tokenizer, i)) for i in cell] for cell in row]
+            for row in ids.tolist()
+        ],
         predicts_next=cache.model_input.next_ids is not None,
-        targets=[None if target is None else mark_whitespace(token_text(tokenizer, target)) for target in targets],
+        targets=[
+            None if target is None else mark_whitespace(token_text_or_vocabulary_name(tokenizer, target))
+            for target in targets
+        ],
         target_probabilities=target_probabilities,
     )
 
@@ -89,9 +95,9 @@ def depth_names(n: int) -> list[str]:
     return ["output"] if n == 1 else ["embedding", *(f"after layer {layer}" for layer in range(n - 1))]
 
 
-def residual_tap_names(model: Model, stack: AttentionKind) -> list[str]:
+def residual_tap_names(model: Model, stack: AttentionStack) -> list[str]:
     """Returns the residual-stream taps before the first layer and after each layer."""
-    prefix = {AttentionKind.SELF: "", AttentionKind.ENCODER: "encoder."}.get(stack, "decoder.")
+    prefix = {AttentionStack.SELF: "", AttentionStack.ENCODER: "encoder."}.get(stack, "decoder.")
     n = len(get_blocks(model, stack))
     return [f"{prefix}blocks.0.resid_pre", *(f"{prefix}blocks.{layer}.resid_post" for layer in range(n))]
 
@@ -103,7 +109,7 @@ def _logits_by_depth(cache: ActivationCache) -> Iterator[Iterator[Float[Tensor, 
         yield iter(cache.logits.split(CHUNK_POSITIONS))
         return
     for name in residual_tap_names(
-        cache.model, AttentionKind.DECODER if isinstance(cache.model, Seq2Seq) else AttentionKind.SELF
+        cache.model, AttentionStack.DECODER if isinstance(cache.model, Seq2Seq) else AttentionStack.SELF
     ):
         yield (unembed(cache.model, chunk) for chunk in cache.get_activation(name).split(CHUNK_POSITIONS))
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from qkv.choices import AttentionKind, SpecialToken
+from qkv.choices import AttentionStack, SpecialToken
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.text import Tokenizer
 from qkv.text.streaming_decoder import StreamingDecoder
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 
 
@@ -41,7 +41,7 @@ class TokenizedText:
     text: str
     ids: list[int]
     tokens: list[str]
-    """Token texts as returned by `token_text`, including leading spaces."""
+    """Token texts as returned by `token_text_or_vocabulary_name`, including leading spaces."""
     word_ids: list[int | None]
     """Word index of each token, or `None` for tokens outside any word, such as [SEP]."""
     spans: list[tuple[int, int] | None]
@@ -86,14 +86,14 @@ class ModelInput:
     generated: TokenizedText | None = None
     """For a translation, the generated tokens. Row t of the cross-attention predicts token t."""
 
-    def attention_axis_tokens(self, stack: AttentionKind, *, is_key: bool = False) -> TokenizedText:
+    def attention_axis_tokens(self, stack: AttentionStack, *, is_key: bool = False) -> TokenizedText:
         """Returns the query tokens, or the key tokens with `is_key`.
 
         The queries of cross-attention are labeled with the tokens that they predict.
         """
-        if stack is AttentionKind.ENCODER or (stack is AttentionKind.CROSS and is_key):
+        if stack is AttentionStack.ENCODER or (stack is AttentionStack.CROSS and is_key):
             return self.source or self.sequence
-        return self.prediction_tokens if stack is AttentionKind.CROSS else self.sequence
+        return self.prediction_tokens if stack is AttentionStack.CROSS else self.sequence
 
     @property
     def prediction_tokens(self) -> TokenizedText:
@@ -172,7 +172,7 @@ def _prepare_bert_input(task: ModelWithTokenizer, text: str, second_text: str | 
         + [None if span is None else (span[0] + shift, span[1] + shift) for span in second_tokens.spans],
         is_special=first_tokens.is_special + second_tokens.is_special,
     )
-    has_segments = isinstance(task.model, BERT) and task.model.config.uses_segment_ids
+    has_segments = isinstance(task.model, BERT) and task.model.config.has_multiple_segments
     return ModelInput(sequence=sequence, segments=pair.segments if has_segments else None)
 
 
@@ -241,7 +241,7 @@ def _build_tokenized_text(
     return TokenizedText(
         text=text,
         ids=ids,
-        tokens=[token_text(tokenizer, token_id) for token_id in ids],
+        tokens=[token_text_or_vocabulary_name(tokenizer, token_id) for token_id in ids],
         word_ids=word_ids,
         spans=list(spans),
         is_special=[token_id in tokenizer.special_ids for token_id in ids],

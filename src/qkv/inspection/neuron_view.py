@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind, NormPosition
+from qkv.choices import AttentionStack, NormPosition
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks, upcast
 from qkv.inspection.short_repr import ShortRepr
@@ -18,7 +18,7 @@ from qkv.models import RNNSeq2Seq
 class NeuronView(ShortRepr):
     """The attention computation of one query in one head, as in BertViz's neuron view."""
 
-    stack: AttentionKind
+    stack: AttentionStack
     layer: int
     head: int
     query: int
@@ -42,7 +42,7 @@ class NeuronView(ShortRepr):
 
 @torch.no_grad()
 def compute_neuron_view(
-    cache: ActivationCache, stack: AttentionKind | None = None, *, layer: int = 0, head: int = 0, query: int = -1
+    cache: ActivationCache, stack: AttentionStack | None = None, *, layer: int = 0, head: int = 0, query: int = -1
 ) -> NeuronView:
     """Compute the attention weights of one query step by step. `query` defaults to the last position."""
     if isinstance(cache.model, RNNSeq2Seq):
@@ -80,12 +80,12 @@ def compute_neuron_view(
 
 
 def _unrotated_queries_and_keys(
-    cache: ActivationCache, stack: AttentionKind, layer: int, heads: tuple[int, int]
+    cache: ActivationCache, stack: AttentionStack, layer: int, heads: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """Returns one head's queries and keys as projected, before rotary position embedding."""
     block, attention = get_blocks(cache.model, stack)[layer], get_attention(cache.model, stack, layer)
     block_name = cache.attention_tap(stack, layer).rpartition(".")[0]
-    if stack is AttentionKind.CROSS:
+    if stack is AttentionStack.CROSS:
         # Cross-attention does not use rotary positions, so the recorded queries and keys are the projected ones.
         records = cache.attention_records(stack, layer)
         return torch.cat([record.inputs.queries[0, heads[0]] for record in records]), records[-1].inputs.keys[

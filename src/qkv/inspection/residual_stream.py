@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.inspection.activation_cache import ActivationCache, get_attention, get_blocks
 from qkv.inspection.attention_map import project_head_results
 from qkv.inspection.logit_lens import depth_names, residual_tap_names
@@ -17,7 +17,7 @@ from qkv.inspection.short_repr import ShortRepr
 class ResidualStreamView(ShortRepr):
     """Euclidean norms of the residual stream and of what each sublayer adds, by layer and token."""
 
-    stack: AttentionKind
+    stack: AttentionStack
     positions: list[str]
     depths: list[str]
     residual_norms: Float[Tensor, "depth position"]
@@ -28,15 +28,15 @@ class ResidualStreamView(ShortRepr):
     """Norms of each self-attention head's output, without the projection's bias."""
 
 
-def residual_stream_norms(cache: ActivationCache, stack: AttentionKind | None = None) -> ResidualStreamView:
+def residual_stream_norms(cache: ActivationCache, stack: AttentionStack | None = None) -> ResidualStreamView:
     """Compute norms of the residual stream. For an encoder–decoder, `stack` selects the encoder or the decoder."""
     stack = stack or cache.stacks[0]
-    stack = AttentionKind.DECODER if stack is AttentionKind.CROSS else stack
+    stack = AttentionStack.DECODER if stack is AttentionStack.CROSS else stack
     names = residual_tap_names(cache.model, stack)
     prefix = names[0].removesuffix("blocks.0.resid_pre")
     sublayers = (
         ["attention", "cross_attention", "feed_forward"]
-        if stack is AttentionKind.DECODER
+        if stack is AttentionStack.DECODER
         else ["attention", "feed_forward"]
     )
     layers = range(len(get_blocks(cache.model, stack)))
@@ -56,7 +56,7 @@ def residual_stream_norms(cache: ActivationCache, stack: AttentionKind | None = 
 
 
 @torch.no_grad()
-def head_outputs(cache: ActivationCache, stack: AttentionKind, layer: int) -> Float[Tensor, "head position d_model"]:
+def head_outputs(cache: ActivationCache, stack: AttentionStack, layer: int) -> Float[Tensor, "head position d_model"]:
     """Returns the vector that each head adds to the residual stream.
 
     Together with the bias of the output projection, they sum to the attention output.

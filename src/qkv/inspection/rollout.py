@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import ActivationCache
 from qkv.inspection.short_repr import ShortRepr
@@ -32,7 +32,7 @@ def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor,
     return torch.stack(shares)
 
 
-def attention_rollout(cache: ActivationCache, stack: AttentionKind | None = None) -> AttentionRollout:
+def attention_rollout(cache: ActivationCache, stack: AttentionStack | None = None) -> AttentionRollout:
     """Compute attention rollout through a GPT, BERT, encoder or decoder.
 
     In a decoder, cross-attention contributes the shares of the source in the same way: half from the residual
@@ -41,10 +41,10 @@ def attention_rollout(cache: ActivationCache, stack: AttentionKind | None = None
     if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("attention rollout requires the layers of a Transformer, but this model is an RNN")
     stack = stack or cache.stacks[0]
-    if stack in (AttentionKind.SELF, AttentionKind.ENCODER):
+    if stack in (AttentionStack.SELF, AttentionStack.ENCODER):
         return AttentionRollout(sequence=rollout_from_means(cache.mean_weights(stack)), source=None)
-    encoder_rollout = rollout_from_means(cache.mean_weights(AttentionKind.ENCODER))[-1]
-    self_weights, cross_weights = cache.mean_weights(AttentionKind.DECODER), cache.mean_weights(AttentionKind.CROSS)
+    encoder_rollout = rollout_from_means(cache.mean_weights(AttentionStack.ENCODER))[-1]
+    self_weights, cross_weights = cache.mean_weights(AttentionStack.DECODER), cache.mean_weights(AttentionStack.CROSS)
     n = self_weights.shape[-1]
     sequence = torch.eye(n, dtype=self_weights.dtype, device=self_weights.device)
     source = self_weights.new_zeros(n, encoder_rollout.shape[-1])

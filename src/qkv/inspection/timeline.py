@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.choices import AttentionKind, HeadPattern
+from qkv.choices import AttentionStack, HeadPattern
 from qkv.errors import InputError
 from qkv.inspection.activation_cache import run_with_cache
 from qkv.inspection.heads import classify_heads
@@ -22,7 +22,7 @@ class TrainingTimelineView(ShortRepr):
     """Head scores and predictions for one text at every checkpoint of a run."""
 
     steps: list[int]
-    stack: AttentionKind
+    stack: AttentionStack
     scores: Float[Tensor, "step layer head pattern"]
     """As in `HeadsView.scores`."""
     labels: list[list[list[HeadPattern | None]]]
@@ -46,7 +46,7 @@ def checkpoint_timeline(
     text: str,
     second_text: str | None = None,
     *,
-    stack: AttentionKind | None = None,
+    stack: AttentionStack | None = None,
 ) -> TrainingTimelineView:
     """Run the model of each checkpoint on a text.
 

@@ -7,18 +7,17 @@ generator and limits PyTorch to one thread.
 """
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from qkv.errors import InputError
 from qkv.lessons.catalog import LECTURES, LESSONS, LessonInfo
+from qkv.lessons.figure_style import DrawFigure
 
 __all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 
 
-def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], Any]:
+def run(name: str, *, plot: Path | None = None, seed: int = 0) -> DrawFigure:
     """Print a lesson, save its figure to `plot` if given, and return a function that draws the figure.
 
     The output depends only on the seed, except for measured times. In a notebook, use `draw = run("walkthrough")` and
@@ -37,7 +36,7 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
 
     info = LESSONS[name]
     lesson = import_module(f"qkv.lessons.{info.module}").lesson
-    _print_title(info)
+    _print_title_and_lectures(info)
     n_threads = torch.get_num_threads()
     # For such small matrices, a second thread makes the computation slower, especially on a busy machine.
     torch.set_num_threads(1)
@@ -52,14 +51,14 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> Callable[[], A
     return draw
 
 
-def _print_title(info: LessonInfo) -> None:
+def _print_title_and_lectures(info: LessonInfo) -> None:
     print(f"\n{info.title}\n{'=' * len(info.title)}")
     for letter in info.lectures:
         print(f"Lecture {letter}: {LECTURES[letter]}")
     print()
 
 
-def _save_lesson_figure(draw: Callable[[], Any], plot: Path) -> None:
+def _save_lesson_figure(draw: DrawFigure, plot: Path) -> None:
     from qkv.inspection.figures import save_figure
 
     save_figure(draw(), plot)

@@ -19,7 +19,7 @@ class LessonInfo:
     name: str
     title: str
     lectures: tuple[str, ...]
-    rows: tuple[str, ...]
+    mission_rows: tuple[str, ...]
     """Rows of docs/mission.md that the lesson covers.
 
     The first number is the topic: 1 attention, 2 inputs, 3 blocks, 4 GPT, 6 translation, 7 toy tasks, 8 inspection,
@@ -32,8 +32,8 @@ class LessonInfo:
         return self.name.replace("-", "_")
 
 
-def _describe_lesson(name: str, lectures: str, rows: str, title: str) -> LessonInfo:
-    return LessonInfo(name=name, title=title, lectures=tuple(lectures), rows=tuple(rows.split()))
+def _describe_lesson(name: str, lectures: str, mission_rows: str, title: str) -> LessonInfo:
+    return LessonInfo(name=name, title=title, lectures=tuple(lectures), mission_rows=tuple(mission_rows.split()))
 
 
 _LESSONS_IN_ORDER = (

@@ -17,21 +17,21 @@ LABELS = [f"{t} {word}" for t, word in enumerate(SENTENCE)]
 CONFIG = GPTConfig(vocab_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, init_std=0.3)
 
 
-def build_gpt(*, mask: bool, seed: int = 0) -> GPT:
+def build_untrained_gpt(*, causal: bool, seed: int = 0) -> GPT:
     """Build a GPT with or without a causal mask; the weights depend only on the seed."""
-    return GPT(CONFIG.replace(causal=mask), seed=seed).eval()
+    return GPT(CONFIG.replace(causal=causal), seed=seed).eval()
 
 
-def first_head_attention_weights(*, mask: bool, seed: int = 0) -> Float[Tensor, "query key"]:
-    model = build_gpt(mask=mask, seed=seed)
+def first_head_attention_weights(*, causal: bool, seed: int = 0) -> Float[Tensor, "query key"]:
+    model = build_untrained_gpt(causal=causal, seed=seed)
     with record(model, "blocks.0.attention.weights") as cache, torch.no_grad():
         model(IDS)
     return cache["blocks.0.attention.weights"][0, 0]
 
 
-def logit_change_norms(*, mask: bool, seed: int = 0) -> Float[Tensor, "changed position"]:
+def logit_change_norms(*, causal: bool, seed: int = 0) -> Float[Tensor, "replaced_token position"]:
     """How much the logits at each position (column) change when one token (row) is replaced, as a norm."""
-    model = build_gpt(mask=mask, seed=seed)
+    model = build_untrained_gpt(causal=causal, seed=seed)
     rows = []
     with torch.no_grad():
         before = model(IDS)[0]
@@ -42,14 +42,14 @@ def logit_change_norms(*, mask: bool, seed: int = 0) -> Float[Tensor, "changed p
     return torch.stack(rows)
 
 
-def difference_from_bert(seed: int = 0) -> float:
+def unmasked_gpt_and_bert_difference(seed: int = 0) -> float:
     """Compute max|BERT states − GPT states without mask| with the same block weights."""
     config = BERTConfig(
         vocab_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, activation=Activation.GELU_TANH,
         norm_position=NormPosition.PRE, norm_eps=CONFIG.norm_eps, embedding_norm=False, final_norm=True,
         pooler=False,
     )  # fmt: skip
-    model, bert = build_gpt(mask=False, seed=seed), BERT(config).eval()
+    model, bert = build_untrained_gpt(causal=False, seed=seed), BERT(config).eval()
     bert.load_state_dict(model.state_dict(), strict=False)
     assert bert.embedding.segment is not None
     torch.nn.init.zeros_(bert.embedding.segment.weight)  # GPT has no segment embedding
@@ -59,10 +59,13 @@ def difference_from_bert(seed: int = 0) -> float:
 
 def lesson(seed: int) -> DrawFigure:
     causal_weights, bidirectional_weights = (
-        first_head_attention_weights(mask=mask, seed=seed) for mask in (True, False)
+        first_head_attention_weights(causal=causal, seed=seed) for causal in (True, False)
     )
     print_section("One block with and without a causal mask")
-    sizes = [sum(p.numel() for p in build_gpt(mask=mask, seed=seed).blocks.parameters()) for mask in (True, False)]
+    sizes = [
+        sum(p.numel() for p in build_untrained_gpt(causal=causal, seed=seed).blocks.parameters())
+        for causal in (True, False)
+    ]
     print_table(["", "causal: GPT", "bidirectional: BERT"], [
         ("setting", "causal=True", "causal=False"),
         ("parameters of the block", f"{sizes[0]:,}", f"{sizes[1]:,}"),
@@ -77,7 +80,7 @@ def lesson(seed: int) -> DrawFigure:
     print_matrix(bidirectional_weights, rows=LABELS, columns=positions)
 
     print_section("Which outputs change if one input word is replaced?")
-    has_changed = [logit_change_norms(mask=mask, seed=seed) > 1e-6 for mask in (True, False)]
+    has_changed = [logit_change_norms(causal=causal, seed=seed) > 1e-6 for causal in (True, False)]
     print_table(["replaced word", "causal: changed outputs", "bidirectional"], [
         (label, *(" ".join(str(i) for i in m[t].nonzero().flatten().tolist()) for m in has_changed))
         for t, label in enumerate(LABELS)
@@ -86,7 +89,7 @@ def lesson(seed: int) -> DrawFigure:
         trained to predict the *next* word. Without the mask, every word affects all outputs, so words must be masked
         before they can be predicted.""")
     print_text(f"""The block is the same: a BERT with the weights and settings of the GPT has the same hidden states as
-        the GPT without a mask, max|difference| = {difference_from_bert(seed):.1g}.""")
+        the GPT without a mask, max|difference| = {unmasked_gpt_and_bert_difference(seed):.1g}.""")
     masked = causal_weights.masked_fill(causal_weights == 0, float("-inf"))
     heatmaps = [
         Heatmap(matrix=m, rows=LABELS, columns=LABELS, title=title)

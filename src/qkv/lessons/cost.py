@@ -4,14 +4,19 @@ from qkv.config import RNNConfig, preset
 from qkv.cost import Estimate, estimate
 from qkv.cost.devices import find_device
 from qkv.cost.explanation import attention_crossover, compare_attention_with_rnn_costs
-from qkv.cost.lecture_tables import ENCODER_DECODER_ERRATUM, LECTURE_ERRATA, count_attention_parameters, lecture_tables
+from qkv.cost.lecture_tables import (
+    ENCODER_DECODER_ERRATUM,
+    LECTURE_ERRATA,
+    count_attention_matrix_parameters,
+    lecture_tables,
+)
 from qkv.inspection.cost_figures import plot_cost_overview
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
-    _print_attention_parameters()
+    _print_attention_parameter_counts()
     for name, length in (("bert-base", 512), ("gpt2", 1024)):
         print_section(f"{name}: a full sequence, b = 1, n = {length:,}, d = 768, h = 12, L = 12")
         _print_cost_per_operation(estimate(preset(name), batch_size=1, seq_len=length, mode="forward"))
@@ -26,16 +31,16 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_text(f"""The KV cache has {step.memory.cache:,} bytes: 2·n·d·L numbers of 16 bits. A step computes
         {step.intensity:.3g} FLOPs per byte moved. A GPU can compute hundreds, so the step is limited by memory
         bandwidth.""")
-    _print_encoder_decoder_costs()
-    _print_rnn_comparison()
+    _print_encoder_decoder_flops()
+    _print_attention_and_rnn_flops()
     return lambda: plot_cost_overview(step, find_device("h200"))
 
 
-def _print_attention_parameters() -> None:
+def _print_attention_parameter_counts() -> None:
     print_section("Parameters of W_Q, W_K, W_V and W_O in all layers: 4·L·d²")
     shapes = [("gpt2", 12), ("gpt2-xl", 48), ("gpt3", 96)]
     print_table(["model", "L", "d", "4·L·d²", "all parameters"], [
-        (name, n, preset(name).d_model, count_attention_parameters(preset(name), n),  # type: ignore[arg-type]
+        (name, n, preset(name).d_model, count_attention_matrix_parameters(preset(name), n),  # type: ignore[arg-type]
          estimate(preset(name), batch_size=1, seq_len=1).parameters.total)
         for name, n in shapes
     ])  # fmt: skip
@@ -45,12 +50,12 @@ def _print_attention_parameters() -> None:
 def _print_cost_per_operation(cost: Estimate) -> None:
     (table,) = lecture_tables(cost)
     print_table(["operation", "lecture O(·)", "FLOPs", "lecture IO", "moved", "F/byte"], [
-        (row.name, row.order, row.flops, row.io_order, row.elements, f"{row.intensity:.3g}")
+        (row.name, row.order, row.flops, row.io_order, row.unfused_elements, f"{row.intensity:.3g}")
         for row in (*table.rows, table.total)
     ])  # fmt: skip
 
 
-def _print_encoder_decoder_costs() -> None:
+def _print_encoder_decoder_flops() -> None:
     print_section("An encoder–decoder with source length m and target length n")
     config, rows = preset("transformer-base"), []
     for m, n in ((64, 64), (128, 64), (512, 64), (64, 512)):
@@ -64,7 +69,7 @@ def _print_encoder_decoder_costs() -> None:
     print_slide_error(ENCODER_DECODER_ERRATUM)
 
 
-def _print_rnn_comparison() -> None:
+def _print_attention_and_rnn_flops() -> None:
     d = 768
     print_section(f"One layer of width {d}: self-attention and recurrence")
     names = [layer.name for layer in compare_attention_with_rnn_costs(1, d)]

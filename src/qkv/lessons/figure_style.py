@@ -19,7 +19,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
 """The Okabe–Ito palette."""
 
 
-def label_axes(axes: Axes, *, title: str, x: str, y: str) -> None:
+def style_and_label_axes(axes: Axes, *, title: str, x: str, y: str) -> None:
     """Set the title and axis labels, and hide the top and right borders."""
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel(x)

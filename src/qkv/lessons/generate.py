@@ -7,7 +7,7 @@ from qkv.config import SamplingConfig
 from qkv.generation import generate, generate_tokens, process_logits
 from qkv.inspection import new_figure
 from qkv.lessons.console import max_abs_difference, print_section, print_table, print_text
-from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, style_and_label_axes
 from qkv.tasks import LanguageModel, load_as
 
 GENERATION_PROMPT = "The cat sat"
@@ -30,7 +30,14 @@ def lesson(seed: int) -> DrawFigure:
     print_text(f"""The model is `stories` with {sum(p.numel() for p in task.model.parameters()):,} parameters, trained
         on short stories. At each step, each of its {task.model.config.vocab_size:,} tokens has a probability. The
         selected token is added to the input, and new probabilities are computed. The symbol · is a space.""")
-    ids, probabilities = _greedy_ids_and_probabilities(task)
+    greedy_steps = [
+        (step.sequence, step.logits.softmax(-1))
+        for step in generate_tokens(
+            task.model, [task.encode(GENERATION_PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0)
+        )
+    ]
+    ids = greedy_steps[-1][0].ids
+    probabilities = torch.cat([row for _, row in greedy_steps])
     start = len(ids) - N_NEW
     print_table(
         ["step", "…text so far", "selected", "p", "next most likely"],
@@ -46,19 +53,10 @@ def lesson(seed: int) -> DrawFigure:
         ],
         digits=3,
     )
-    _print_effect_of_new_token(task, ids)
-    _print_effects_of_sampling_settings(task, probabilities)
+    _print_probability_changes_by_new_token(task, ids)
+    _print_sampling_effects_at_max_entropy(task, probabilities)
     _print_samples(task, seed)
-    return lambda: _draw_steps(task, ids, probabilities)
-
-
-def _greedy_ids_and_probabilities(task: LanguageModel) -> tuple[list[int], Tensor]:
-    """Return the ids of the text and the probabilities of every step."""
-    greedy = generate_tokens(
-        task.model, [task.encode(GENERATION_PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0)
-    )
-    rows = [(step.sequence, step.logits.softmax(-1)) for step in greedy]
-    return rows[-1][0].ids, torch.cat([row for _, row in rows])
+    return lambda: _draw_top_token_probabilities(task, ids, probabilities)
 
 
 def _display_token(task: LanguageModel, number: int) -> str:
@@ -73,7 +71,7 @@ def _format_runners_up(task: LanguageModel, row: Tensor) -> str:
     return ", ".join(f"{_display_token(task, i)} {p:.3f}" for p, i in pairs)
 
 
-def _print_effect_of_new_token(task: LanguageModel, ids: list[int]) -> None:
+def _print_probability_changes_by_new_token(task: LanguageModel, ids: list[int]) -> None:
     print_section("Which probabilities a new token changes")
     with torch.no_grad():
         before, after = (task.model(torch.tensor([ids[:n]]))[0].softmax(-1) for n in (len(ids) - 1, len(ids)))
@@ -84,7 +82,7 @@ def _print_effect_of_new_token(task: LanguageModel, ids: list[int]) -> None:
         token from them, so their keys and values can be cached (`qkv lesson kv-cache`).""")
 
 
-def _print_effects_of_sampling_settings(task: LanguageModel, probabilities: Tensor) -> None:
+def _print_sampling_effects_at_max_entropy(task: LanguageModel, probabilities: Tensor) -> None:
     step = int((probabilities * probabilities.log()).nansum(-1).argmin())  # the step with the highest entropy
     row = probabilities[step]
     print_section(f"How sampling settings change the probabilities of step {step + 1}")
@@ -114,7 +112,7 @@ def _print_samples(task: LanguageModel, seed: int) -> None:
             {len(sequence.new_ids)} new tokens]""")
 
 
-def _draw_steps(task: LanguageModel, ids: list[int], probabilities: Tensor) -> Figure:
+def _draw_top_token_probabilities(task: LanguageModel, ids: list[int], probabilities: Tensor) -> Figure:
     figure = new_figure(width=11.0, height=5.2)
     start = len(ids) - N_NEW
     for i, axes in enumerate(figure.subplots(2, N_NEW // 2, sharex=True).flat):
@@ -127,7 +125,7 @@ def _draw_steps(task: LanguageModel, ids: list[int], probabilities: Tensor) -> F
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2)
         axes.set_xticks([0, 0.5, 1])
-        label_axes(axes, title=f"{i + 1}: …{task.tokenizer.decode(ids[: start + i])[-18:]}", x="", y="")
+        style_and_label_axes(axes, title=f"{i + 1}: …{task.tokenizer.decode(ids[: start + i])[-18:]}", x="", y="")
     figure.supxlabel("probability of the next token (orange: the selected token)", fontsize="medium")
     figure.suptitle("The probabilities change with each new token")
     return figure

@@ -14,19 +14,21 @@ from qkv.lessons.console import (
     print_table,
     print_text,
 )
-from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, RED, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, RED, DrawFigure, Figure, style_and_label_axes
 from qkv.nn import Attention, HeadConfig, TokenEmbedding, scaled_dot_product_attention
+from qkv.tensors import Residual
 
 D_MODEL, N_HEADS = 512, 8
 HEAD_COUNTS = (1, 2, 4, 8, 16)
 
 
-def _build_split_or_pooled_attention(layout: str, d: int, h: int) -> Attention:
+def _build_attention_without_biases(layout: str, d_model: int, n_heads: int) -> Attention:
     """Build attention with one of the head layouts from the lectures, without biases."""
     join = HeadCombination.POOLED if layout.startswith("pooled") else HeadCombination.SPLIT
-    d_value = d // h if layout == "split" else d
-    heads = HeadConfig(n_heads=h, n_kv_heads=h, d_head=d // h, d_value=d_value, combination=join)
-    return Attention(d, heads, bias=False, output_projection=layout != "pooled, no W_O")
+    d_head = d_model // n_heads
+    d_value = d_head if layout == "split" else d_model
+    heads = HeadConfig(n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head, d_value=d_value, combination=join)
+    return Attention(d_model, heads, bias=False, output_projection=layout != "pooled, no W_O")
 
 
 LAYOUTS = {
@@ -39,17 +41,19 @@ LAYOUTS = {
 
 @torch.no_grad()
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
-    _print_five_steps()
-    _compare_implementations()
+    _print_shapes_of_attention_steps()
+    x = torch.randn(1, 7, D_MODEL)
+    _print_looped_and_stacked_head_differences(x)
+    _print_pooled_head_equivalences(x)
     _print_parameter_counts()
     return _draw_parameter_counts
 
 
-def _print_five_steps() -> None:
+def _print_shapes_of_attention_steps() -> None:
     print_section(f"The five steps of lecture B with {N_HEADS} heads and d = {D_MODEL}")
     ids = torch.arange(2)[None]
     x = TokenEmbedding(2, D_MODEL)(ids)
-    attention = _build_split_or_pooled_attention("split", D_MODEL, N_HEADS)
+    attention = _build_attention_without_biases("split", D_MODEL, N_HEADS)
     with record(attention, "queries", "weights", "head_outputs") as cache:
         output = attention(x)
     print_table(
@@ -63,16 +67,15 @@ def _print_five_steps() -> None:
             ("5", "concatenate all Z and multiply by W_O: R", format_shape(output)),
         ],
     )
-    next_layer_shape = format_shape(_build_split_or_pooled_attention("split", D_MODEL, N_HEADS)(output))
+    next_layer_shape = format_shape(_build_attention_without_biases("split", D_MODEL, N_HEADS)(output))
     print_text(
         f"The next layer starts at step 3 with R instead of X: {format_shape(output)} in, {next_layer_shape} out."
     )
 
 
-def _compare_implementations() -> None:
+def _print_looped_and_stacked_head_differences(x: Residual) -> None:
     print_section("One product with a reshape, a loop, and separate matrices per head give the same result")
-    x = torch.randn(1, 7, D_MODEL)
-    attention = _build_split_or_pooled_attention("split", D_MODEL, N_HEADS)
+    attention = _build_attention_without_biases("split", D_MODEL, N_HEADS)
     parts = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
     w_o = attention.out_proj.get_parameter("weight")
     matrices = [part.view(N_HEADS, -1, D_MODEL).transpose(1, 2) for part in parts]
@@ -92,12 +95,14 @@ def _compare_implementations() -> None:
     ]
     print_table(["", "W_Q", "result", "largest difference"], rows)
 
+
+def _print_pooled_head_equivalences(x: Residual) -> None:
     print_section("Pooled heads: full-width values whose outputs are summed (lecture C's “less common way”)")
-    pooled = _build_split_or_pooled_attention("pooled, no W_O", D_MODEL, N_HEADS)
+    pooled = _build_attention_without_biases("pooled, no W_O", D_MODEL, N_HEADS)
     mean_config = replace(pooled.head_config, combination=HeadCombination.POOLED_MEAN)
     mean = Attention(D_MODEL, mean_config, bias=False, output_projection=False)
     mean.load_state_dict(pooled.state_dict())
-    free = _build_split_or_pooled_attention("free, d_v = d", D_MODEL, N_HEADS)
+    free = _build_attention_without_biases("free, d_v = d", D_MODEL, N_HEADS)
     free.load_state_dict({**pooled.state_dict(), "out_proj.weight": torch.eye(D_MODEL).repeat(1, N_HEADS)})
     print_text(f"""If the outputs are averaged instead of summed, the result is {N_HEADS} times smaller (difference
         {max_abs_difference(mean(x) * N_HEADS, pooled(x))}). Summing is a special case of W_O: the concatenated
@@ -122,7 +127,7 @@ def _print_parameter_counts() -> None:
 
 def _count_parameters(layout: str, d: int, h: int) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _build_split_or_pooled_attention(layout, d, h).parameters())
+        return sum(parameter.numel() for parameter in _build_attention_without_biases(layout, d, h).parameters())
 
 
 def _draw_parameter_counts() -> Figure:
@@ -133,7 +138,7 @@ def _draw_parameter_counts() -> Figure:
         text = f"{name}: {LAYOUTS[name][0]}"
         axes.plot([str(h) for h in HEAD_COUNTS], sizes, color=color, marker=marker, label=text)
     axes.legend(frameon=False)
-    label_axes(
+    style_and_label_axes(
         axes, title="Only the split layout has the same size for any h", x="heads h", y="parameters of one layer, in d²"
     )
     return figure

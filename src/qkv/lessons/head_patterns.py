@@ -1,5 +1,7 @@
 """Lesson: attention patterns of the heads of a trained model."""
 
+from typing import NamedTuple
+
 from qkv.choices import HeadPattern
 from qkv.inspection import PATTERNS, HeadsView, classify_heads, compute_neuron_view, prepare_input, run_with_cache
 from qkv.inspection.plot import plot_view
@@ -20,6 +22,16 @@ PATTERN_DESCRIPTIONS = {
 }
 
 
+class StrongestHead(NamedTuple):
+    """The head with the highest score for a pattern."""
+
+    pattern: str
+    layer: int
+    head: int
+    score: float
+    uniform_attention_score: float
+
+
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     task = load_as(LanguageModel, "stories")
     cache = run_with_cache(task.model, prepare_input(task, TEXT))
@@ -32,7 +44,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_section("The strongest head for each pattern")
     print_table(
         ["pattern", "layer", "head", "score", "score of uniform attention"],
-        [_strongest_head_row(view, p) for p in PATTERNS],
+        [_find_strongest_head(view, p) for p in PATTERNS],
         digits=3,
     )
     n_named = sum(label is not None for layer in view.labels for label in layer)
@@ -41,7 +53,8 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         reach the threshold of 0.4 (0.95 for bag of words); most heads match no named pattern. The weights are
         recomputed from the queries and keys, while the fused kernel is used: max|A·V − output| = {view.error:.1g}.""")
 
-    layer, head = (int(cell) for cell in _strongest_head_row(view, HeadPattern.PREVIOUS)[1:3])
+    previous_token_head = _find_strongest_head(view, HeadPattern.PREVIOUS)
+    layer, head = previous_token_head.layer, previous_token_head.head
     previous_token_weights = view.weights[layer, head].diagonal(-1)
     neuron_view = compute_neuron_view(cache, layer=layer, head=head, query=int(previous_token_weights[2:].argmax()) + 3)
     print_section(f"Query·key products of {neuron_view.query_label} in layer {layer}, head {head}")
@@ -65,8 +78,14 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     return lambda: plot_view(view, title=TEXT)
 
 
-def _strongest_head_row(view: HeadsView, pattern: HeadPattern) -> tuple[str, int, int, float, float]:
+def _find_strongest_head(view: HeadsView, pattern: HeadPattern) -> StrongestHead:
     index = PATTERNS.index(pattern)
     scores = view.scores[..., index]
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
-    return str(pattern), layer, head, float(scores[layer, head]), view.uniform_scores[index]
+    return StrongestHead(
+        pattern=str(pattern),
+        layer=layer,
+        head=head,
+        score=float(scores[layer, head]),
+        uniform_attention_score=view.uniform_scores[index],
+    )

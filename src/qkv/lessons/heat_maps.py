@@ -87,10 +87,12 @@ def _print_lecture_d_masked_attention() -> None:
     print_matrix(inputs.weights()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
 
 
-def _draw_heatmaps(scores: Tensor, masked: Tensor, weights: Tensor) -> Figure:
+def _draw_heatmaps(scores: Tensor, masked_scores: Tensor, weights: Tensor) -> Figure:
     return plot_heatmaps(
         Heatmap(matrix=scores, rows=TOKENS, columns=TOKENS, title="raw scores", is_signed=True),
-        Heatmap(matrix=masked, rows=TOKENS, columns=TOKENS, title="with the mask: −∞ for later keys", is_signed=True),
+        Heatmap(
+            matrix=masked_scores, rows=TOKENS, columns=TOKENS, title="with the mask: −∞ for later keys", is_signed=True
+        ),
         Heatmap(matrix=weights, rows=TOKENS, columns=TOKENS, title="softmax of each row: query 3 attends to keys 0–3"),
         title="Scores → mask → probabilities (lecture E)",
     )

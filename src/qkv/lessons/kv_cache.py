@@ -9,7 +9,7 @@ from qkv.config import GPTConfig
 from qkv.cost import Mode, Workload, cache_bytes, count_flops
 from qkv.inspection import new_figure
 from qkv.lessons.console import max_abs_difference, print_section, print_slide_error, print_table, print_text
-from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, style_and_label_axes
 from qkv.lessons.timer import best_of_n_seconds
 from qkv.models import GPT
 from qkv.nn import KVCache
@@ -118,8 +118,8 @@ def _draw_step_costs(costs: list[StepCost]) -> Figure:
             MEASURED_POSITIONS, [getattr(cost, f"{name}_flops") / 1e6 for cost in costs], color=color, marker=marker
         )
     times.legend(frameon=False, loc="upper left")
-    label_axes(times, title="Measured time of one step", x="position n", y="milliseconds")
+    style_and_label_axes(times, title="Measured time of one step", x="position n", y="milliseconds")
     counts.set_yscale("log")
-    label_axes(counts, title="FLOPs of one step", x="position n", y="million FLOPs (log scale)")
+    style_and_label_axes(counts, title="FLOPs of one step", x="position n", y="million FLOPs (log scale)")
     figure.suptitle("With a cache, the cost of a step hardly grows; without, the full text is recomputed")
     return figure

@@ -69,21 +69,22 @@ def lesson(seed: int) -> DrawFigure:
         rows.append((d, *(int((~find_selectable_keys(v)).sum()) for v in (keys, apply_layer_norm(keys)))))
     print_table(["d", "unselectable without", "with LayerNorm"], rows)
     print_text("""A key inside the convex hull of the other keys never has the highest score for any query. On the
-        sphere, no key is inside the hull: each key is selected by itself as the query. (Here, a key is the output of
-        LayerNorm. An invertible W_K transforms the hyperplane linearly and does not change these facts.)""")
-    _print_trained_queries(seed)
+        sphere, no key is inside the hull, and each key can be selected: a query equal to it scores highest there.
+        (Here, a key is the output of LayerNorm. An invertible W_K transforms the hyperplane linearly and does not
+        change these facts.)""")
+    _print_trained_query_cosines_with_ones(seed)
     in_space = torch.randn(N, 3, dtype=torch.float64)
     return lambda: _draw_selectable_keys(in_space, apply_layer_norm(in_space))
 
 
-def _print_trained_queries(seed: int) -> None:
+def _print_trained_query_cosines_with_ones(seed: int) -> None:
     print_section(
         "Do trained queries point in the direction of 1? One head, trained to predict the most frequent token"
     )
     rows = []
-    for name, is_normed in (("without", False), ("with LayerNorm", True)):
-        model, accuracy = majority.train_majority_classifier(normed=is_normed, seed=seed)
-        rows.append((name, model.mean_abs_query_cosine_with_ones(), accuracy))
+    for name, has_layer_norm in (("without", False), ("with LayerNorm", True)):
+        model, accuracy = majority.train_majority_classifier(layer_norm=has_layer_norm, seed=seed)
+        rows.append((name, model.input_space_query_cosine_with_ones(), accuracy))
     print_table(
         ["", "|cosine(query, 1)|", "accuracy"],
         [*rows, ("chance", majority.random_cosine_with_ones(seed), 1 / majority.N_CLASSES)],

@@ -1,5 +1,7 @@
 """A single attention head trained to predict the most frequent token, with and without LayerNorm."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,10 +15,10 @@ N_CLASSES, D, N = 10, 8, 31
 class MajorityTokenClassifier(nn.Module):
     """Predict the most frequent token of the sequence at every position, which requires attention to all tokens."""
 
-    def __init__(self, *, normed: bool, seed: int) -> None:
+    def __init__(self, *, layer_norm: bool, seed: int) -> None:
         super().__init__()
         self.token = TokenEmbedding(N_CLASSES, D)
-        self.norm = LayerNorm(D) if normed else nn.Identity()
+        self.norm = LayerNorm(D) if layer_norm else nn.Identity()
         self.attention = Attention(D, HeadConfig.split(D, 1), bias=False)
         self.classifier = nn.Linear(D, N_CLASSES)
         init_weights(self, std=0.5, seed=seed)
@@ -24,7 +26,7 @@ class MajorityTokenClassifier(nn.Module):
     def forward(self, ids: Ids) -> Logits:
         return self.classifier(self.attention(self.norm(self.token(ids))))
 
-    def mean_abs_query_cosine_with_ones(self) -> float:
+    def input_space_query_cosine_with_ones(self) -> float:
         """Mean |cosine| between a query and the vector of ones, over all tokens.
 
         The comparison takes place in the space of LayerNorm's output: q·(W_K x) = (W_Kᵀ q)·x, so W_Kᵀ q is compared
@@ -36,9 +38,16 @@ class MajorityTokenClassifier(nn.Module):
             return torch.cosine_similarity(queries, torch.ones_like(queries), dim=-1).abs().mean().item()
 
 
-def train_majority_classifier(*, normed: bool, seed: int, n_steps: int = 300) -> tuple[MajorityTokenClassifier, float]:
+class ClassifierAndTrainAccuracy(NamedTuple):
+    """A trained classifier with its mean accuracy on the last 20 training batches."""
+
+    classifier: MajorityTokenClassifier
+    train_accuracy: float
+
+
+def train_majority_classifier(*, layer_norm: bool, seed: int, n_steps: int = 300) -> ClassifierAndTrainAccuracy:
     """Train a classifier; return it with its accuracy on the last 20 batches."""
-    model = MajorityTokenClassifier(normed=normed, seed=seed)
+    model = MajorityTokenClassifier(layer_norm=layer_norm, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(seed)
     accuracies = []
@@ -50,7 +59,7 @@ def train_majority_classifier(*, normed: bool, seed: int, n_steps: int = 300) ->
         F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         accuracies.append((logits.argmax(-1) == targets).float().mean().item())
-    return model, sum(accuracies[-20:]) / 20
+    return ClassifierAndTrainAccuracy(model, sum(accuracies[-20:]) / 20)
 
 
 def random_cosine_with_ones(seed: int) -> float:

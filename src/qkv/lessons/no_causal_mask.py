@@ -5,7 +5,7 @@ import torch
 from qkv.inspection import new_figure, record
 from qkv.lessons import sentences
 from qkv.lessons.console import print_matrix, print_section, print_table, print_text
-from qkv.lessons.figure_style import BLACK, BLUE, RED, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLACK, BLUE, RED, DrawFigure, Figure, style_and_label_axes
 from qkv.models import GPT
 
 N_STEPS = 200
@@ -23,13 +23,13 @@ def lesson(seed: int) -> DrawFigure:
         causal mask and once without. X = the cat sat on the mat, Y = cat sat on the mat </s>: the target of position t
         is the input at position t + 1.""")
     losses = {name: sentences.train_gpt_on_sentences(model, n_steps=N_STEPS) for name, model in models.items()}
-    valid_fractions = _print_losses_return_valid_fractions(models, losses)
+    valid_fractions = _print_losses_and_valid_fractions(models, losses)
     _print_sentences_and_predictions(models)
-    _print_attention(models["no mask"])
+    _print_attention_to_next_token(models["no mask"])
     return lambda: _draw_comparison(losses, valid_fractions)
 
 
-def _print_losses_return_valid_fractions(models: dict[str, GPT], losses: dict[str, list[float]]) -> dict[str, float]:
+def _print_losses_and_valid_fractions(models: dict[str, GPT], losses: dict[str, list[float]]) -> dict[str, float]:
     """Print the losses and return the fraction of valid sentences that each model generates."""
     print_section(f"Training loss in nats per word ({N_STEPS} steps of 64 sentences)")
     steps = [1, 25, 50, 100, N_STEPS]
@@ -78,7 +78,7 @@ def _print_sentences_and_predictions(models: dict[str, GPT]) -> None:
     print()
 
 
-def _print_attention(model: GPT) -> None:
+def _print_attention_to_next_token(model: GPT) -> None:
     print_section("Attention weights of the model without a mask, averaged over heads and sentences")
     ids = sentences.sample_sentences(200)[:, :-1]
     with torch.no_grad(), record(model, "blocks.*.attention.weights") as cache:
@@ -106,12 +106,12 @@ def _draw_comparison(losses: dict[str, list[float]], valid_fractions: dict[str, 
     )
     curves.set_ylim(bottom=0)
     curves.legend(frameon=False)
-    label_axes(curves, title="The training loss is lower without a mask", x="step", y="loss, nats per word")
+    style_and_label_axes(curves, title="The training loss is lower without a mask", x="step", y="loss, nats per word")
     drawn_bars = bars.bar(
         list(valid_fractions), [100 * fraction for fraction in valid_fractions.values()], color=[BLUE, RED]
     )
     bars.bar_label(drawn_bars, fmt="%.0f %%", padding=2)
     bars.set_ylim(0, 112)
-    label_axes(bars, title="Generation fails without a mask", x="", y="valid sentences among 500, %")
+    style_and_label_axes(bars, title="Generation fails without a mask", x="", y="valid sentences among 500, %")
     figure.suptitle("Without a causal mask, a language model copies the next word")
     return figure

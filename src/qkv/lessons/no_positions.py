@@ -23,7 +23,7 @@ KINDS = (
 )
 
 
-def compute_states(
+def untrained_gpt_states(
     ids: Int[Tensor, "batch position"], *, kind: PositionKind, causal: bool, seed: int = 0
 ) -> Float[Tensor, "batch position d"]:
     """Hidden states of an untrained two-layer model in float64, so that rounding errors are negligible."""
@@ -41,13 +41,13 @@ def compute_states(
         return GPT(config, seed=seed).double().eval().hidden_states(ids)
 
 
-def permutation_difference(
+def permutation_equivariance_error(
     order: Int[Tensor, " position"], *, kind: PositionKind, causal: bool, seed: int = 0
 ) -> float:
     """Compute max|f(permuted x) − permuted f(x)|, which is 0 if the model ignores order."""
     ids = torch.arange(len(EXAMPLE_WORDS))[None]
-    original = compute_states(ids, kind=kind, causal=causal, seed=seed)
-    permuted = compute_states(ids[:, order], kind=kind, causal=causal, seed=seed)
+    original = untrained_gpt_states(ids, kind=kind, causal=causal, seed=seed)
+    permuted = untrained_gpt_states(ids[:, order], kind=kind, causal=causal, seed=seed)
     return (permuted - original[:, order]).abs().max().item()
 
 
@@ -56,7 +56,7 @@ def lesson(seed: int) -> DrawFigure:
     first, second = (_sentence_to_ids(sentence) for sentence in (FIRST, SECOND))
     distances = {}
     for kind in (PositionKind.NONE, PositionKind.LEARNED):
-        a, b = (compute_states(ids, kind=kind, causal=False, seed=seed)[0] for ids in (first, second))
+        a, b = (untrained_gpt_states(ids, kind=kind, causal=False, seed=seed)[0] for ids in (first, second))
         distances[kind] = torch.cdist(a, b)
     print_text(f"""This table compares the hidden states of “{FIRST}” and “{SECOND}” after two blocks without a mask.
         The sentences have the same words, so each word has a counterpart in the other sentence:""")
@@ -78,7 +78,7 @@ def lesson(seed: int) -> DrawFigure:
             (
                 kind.value,
                 *(
-                    f"{permutation_difference(order, kind=kind, causal=causal, seed=seed):.1e}"
+                    f"{permutation_equivariance_error(order, kind=kind, causal=causal, seed=seed):.1e}"
                     for causal in (False, True)
                     for order in (shuffled, reversed_order)
                 ),

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from qkv.inspection import new_figure
 from qkv.lessons.console import format_shape, print_matrix, print_section, print_table, print_text
-from qkv.lessons.figure_style import DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import DrawFigure, Figure, style_and_label_axes
 from qkv.lessons.timer import best_of_n_seconds
 from qkv.nn import TokenEmbedding
 
@@ -101,8 +101,8 @@ def _draw_one_hot_lookup(embedding: TokenEmbedding) -> Figure:
     one_hot_axes.set_yticks(range(4), [f"id {i}" for i in ids.tolist()])
     table_axes.set_xticks(range(25))
     selected_axes.set_xticks(range(4), [f"id {i}" for i in ids.tolist()])
-    label_axes(one_hot_axes, title="four one-hot vectors, one per row (black is 1)", x="", y="")
-    label_axes(table_axes, title="W, 10×25", x="token", y="width")
-    label_axes(selected_axes, title="W·X: the selected columns", x="", y="")
+    style_and_label_axes(one_hot_axes, title="four one-hot vectors, one per row (black is 1)", x="", y="")
+    style_and_label_axes(table_axes, title="W, 10×25", x="token", y="width")
+    style_and_label_axes(selected_axes, title="W·X: the selected columns", x="", y="")
     figure.suptitle("A one-hot vector selects a column of W, so the product is a lookup")
     return figure

@@ -44,10 +44,12 @@ def lesson(seed: int) -> DrawFigure:
     print_text(f"""An example of a caption is “{_caption_text(held_out, 0)}”. The first shape is the left one if they
         are side by side, and the upper one otherwise. {len(UNSEEN_PAIRS)} of the {len(SEEN_PAIRS) + len(UNSEEN_PAIRS)}
         pairs of shapes do not occur in training and are used for testing.""")
-    model = caption_model.train_caption_model(seed=seed, n_steps=N_CAPTION_STEPS, report=_print_validation_accuracy)
+    model = caption_model.train_caption_model(
+        seed=seed, n_steps=N_CAPTION_STEPS, report=_print_validation_accuracy_if_present
+    )
     generated = caption_model.generate_captions(model, held_out.patches)
-    _print_seen_and_unseen_accuracy(model, held_out, generated)
-    _print_mean_attention_by_caption_word(model, held_out)
+    _print_exact_caption_accuracy(model, held_out, generated)
+    _print_attention_on_shapes_by_word(model, held_out)
     _print_accuracy_with_masked_shapes(model, held_out)
     return lambda: plot_image_attention(
         *(_image_attention(model, held_out, i, generated[i]) for i in range(N_PLOTTED_SCENES)),
@@ -55,7 +57,7 @@ def lesson(seed: int) -> DrawFigure:
     )
 
 
-def _print_validation_accuracy(entry: Mapping[str, Any]) -> None:
+def _print_validation_accuracy_if_present(entry: Mapping[str, Any]) -> None:
     if "validation_accuracy" in entry:
         accuracy = entry["validation_accuracy"]
         print(
@@ -67,13 +69,13 @@ def _caption_text(scenes: Scenes, index: int) -> str:
     return " ".join(ids_to_words(scenes.captions[index].tolist()))
 
 
-def _print_seen_and_unseen_accuracy(model: Seq2Seq, unseen: Scenes, generated: list[list[int]]) -> None:
+def _print_exact_caption_accuracy(model: Seq2Seq, unseen: Scenes, unseen_captions: list[list[int]]) -> None:
     print_section(f"Generated captions of {N_TEST_SCENES} new images that are completely correct")
     familiar = draw_scenes(N_TEST_SCENES, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=SEEN_PAIRS)
     rows = []
     for name, scenes, captions in (
         ("pairs that occur in training", familiar, caption_model.generate_captions(model, familiar.patches)),
-        ("pairs that do not occur in training", unseen, generated),
+        ("pairs that do not occur in training", unseen, unseen_captions),
     ):
         n_correct = sum(a == b for a, b in zip(captions, scenes.captions.tolist(), strict=True))
         rows.append((name, n_correct, f"{n_correct / N_TEST_SCENES:.1%}"))
@@ -83,7 +85,7 @@ def _print_seen_and_unseen_accuracy(model: Seq2Seq, unseen: Scenes, generated: l
         {caption_model.BATCH_SIZE} new images each.""")
 
 
-def _print_mean_attention_by_caption_word(model: Seq2Seq, scenes: Scenes) -> None:
+def _print_attention_on_shapes_by_word(model: Seq2Seq, scenes: Scenes) -> None:
     print_section("Attention weights when each word is predicted (mean over heads)")
     weights = caption_model.mean_cross_attention_weights(model, scenes.patches, scenes.captions)
     weight_on_shape = torch.stack(

@@ -9,10 +9,10 @@ from torch import Tensor
 from qkv.choices import SinusoidStyle
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
-from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, PINK, RED, SKY, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, PINK, RED, SKY, DrawFigure, Figure, style_and_label_axes
 from qkv.nn import (
     ALiBi,
-    ConcatenatedPositions,
+    ConcatenatedSinusoidalPositions,
     LearnedPositions,
     RotaryEmbedding,
     SinusoidalPositions,
@@ -32,7 +32,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     shape = LearnedPositions(N, D).table.weight.shape
     print_slide_error(f"""lecture D gives the table E_pos the shape [1 × N]. The correct shape is [N × d]: here
         {list(shape)}, {shape.numel():,} numbers.""")
-    _print_sinusoid_index_difference()
+    _print_lecture_b_and_e_sinusoids()
     print_section(f"All rows are different ({N} positions, d = {D})")
     print_table(
         ["", "smallest distance of two rows", "adjacent rows", "largest distance"],
@@ -46,7 +46,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
             for name, rows in (("B", b), ("E", e))
         ],
     )
-    _compare_adding_and_concatenating(positions)
+    _print_concatenation_equals_addition(positions)
     clouds = {spread: b[:6, None] + torch.randn(N_WORDS, D) * spread for spread in SPREADS}
     print_section("Words form clusters around positions (lecture E)")
     print_table(
@@ -62,11 +62,11 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         ],
         digits=2,
     )
-    _print_rotary_and_alibi()
+    _print_rotary_scores_and_alibi_biases()
     return lambda: _draw_sinusoids_and_clusters(b, e, clouds[0.5])
 
 
-def _print_sinusoid_index_difference() -> None:
+def _print_lecture_b_and_e_sinusoids() -> None:
     d = 8
     b, e = (sinusoidal_encoding(torch.arange(4)[None], d, style)[0] for style in (B, E))
     print_section(f"Sinusoids: alternating sin and cos of pos / 10000^(2i/d), d = {d}")
@@ -83,9 +83,9 @@ def _print_sinusoid_index_difference() -> None:
         but they cannot be mixed (max|B − E| {(b - e).abs().max().item():.2f}).""")
 
 
-def _compare_adding_and_concatenating(positions: Positions) -> None:
+def _print_concatenation_equals_addition(positions: Positions) -> None:
     print_section("Adding, or concatenating and projecting")
-    added, concatenated = SinusoidalPositions(), ConcatenatedPositions(D)
+    added, concatenated = SinusoidalPositions(), ConcatenatedSinusoidalPositions(D)
     with torch.no_grad():
         concatenated.project.weight.copy_(torch.cat((torch.eye(D), torch.eye(D)), dim=1))
         tokens = torch.randn(1, N, D)
@@ -102,7 +102,7 @@ def _compare_adding_and_concatenating(positions: Positions) -> None:
         {difference:.1g}). It needs 2d² more parameters, here {2 * D * D:,}.""")
 
 
-def _print_rotary_and_alibi() -> None:
+def _print_rotary_scores_and_alibi_biases() -> None:
     print_section("Newer methods: positions in the attention scores")
     rotary = RotaryEmbedding(D)
     query, key = torch.randn(2, 1, 1, 1, D)
@@ -133,17 +133,17 @@ def _parameter_count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _draw_sinusoids_and_clusters(b: Tensor, e: Tensor, noisy_words: Tensor) -> Figure:
+def _draw_sinusoids_and_clusters(lecture_b: Tensor, lecture_e: Tensor, noisy_words: Tensor) -> Figure:
     figure = new_figure(width=14.0, height=4.4)
     b_axes, e_axes, cluster_axes = figure.subplots(1, 3)
-    for axes, rows, title in ((b_axes, b, "B: i from 0"), (e_axes, e, "E: i from 1")):
+    for axes, rows, title in ((b_axes, lecture_b, "B: i from 0"), (e_axes, lecture_e, "E: i from 1")):
         image = axes.imshow(rows.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(title=f"Sinusoids, {title}", xlabel="dimension", ylabel="position")
     figure.colorbar(image, ax=[b_axes, e_axes], fraction=0.03)
     flat = noisy_words.flatten(0, 1)
     axis = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:2].T
     for i, color in enumerate((BLUE, ORANGE, GREEN, PINK, SKY, RED)):
-        points, center = (noisy_words[i] - flat.mean(0)) @ axis, (b[i] - flat.mean(0)) @ axis
+        points, center = (noisy_words[i] - flat.mean(0)) @ axis, (lecture_b[i] - flat.mean(0)) @ axis
         cluster_axes.scatter(*points.T.numpy(), s=9, color=color, alpha=0.6)
         cluster_axes.text(
             *center,
@@ -153,7 +153,7 @@ def _draw_sinusoids_and_clusters(b: Tensor, e: Tensor, noisy_words: Tensor) -> F
             va="center",
             bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": color},
         )
-    label_axes(
+    style_and_label_axes(
         cluster_axes,
         title=f"{N_WORDS} words at positions 0–5 (word + position)",
         x="first principal component",

@@ -7,7 +7,7 @@ from qkv.config import GPTConfig
 from qkv.inspection import new_figure
 from qkv.lessons import quiz_cost, wirings
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
-from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, style_and_label_axes
 from qkv.models import GPT
 from qkv.nn import CAUSAL, Attention, AttentionInputs, HeadConfig, TokenEmbedding, masked_softmax
 
@@ -50,16 +50,16 @@ def lesson(seed: int) -> DrawFigure:
     difference = (columns @ torch.eye(25)[7] - columns[:, 7]).abs().max().item()
     print_text(f"""It is the column w_j: for a 10×25 matrix W and j = 7, max|W·X − w_7| = {difference:.1g}. The product
         is a lookup.""")
-    _print_trained_parameters(model)
-    _print_attention_answers()
-    _print_mask_answer(model)
+    _print_trainable_parameters_by_option(model)
+    _print_scaling_batching_masking_answers()
+    _print_purpose_of_causal_mask(model)
     print_section("Lecture E: which encoder–decoder wiring is correct?")
-    wirings.print_measured_wiring(wirings.build_float64_seq2seq(seed))
-    encoder_decoder = quiz_cost.print_answers_and_return_flops(seed)
-    return lambda: _draw_quiz(trainable_parameters_by_quiz_option(model), encoder_decoder)
+    wirings.print_cross_attention_wiring(wirings.build_float64_seq2seq(seed))
+    flops = quiz_cost.print_quiz_cost_answers(seed)
+    return lambda: _draw_parameters_and_flops(trainable_parameters_by_quiz_option(model), flops)
 
 
-def _print_trained_parameters(model: GPT) -> None:
+def _print_trainable_parameters_by_option(model: GPT) -> None:
     print_section("Lecture E: what do we optimize when we train a Transformer?")
     assert model.embedding.position is not None
     print_table(
@@ -78,7 +78,7 @@ def _print_trained_parameters(model: GPT) -> None:
         x·W_Eᵀ with shape n×V.""")
 
 
-def _print_attention_answers() -> None:
+def _print_scaling_batching_masking_answers() -> None:
     print_section("Lecture E: why √d? Does it work with batches? Why mask before the softmax?")
     rows = []
     for d in (4, 64, 1024):
@@ -108,7 +108,7 @@ def _print_attention_answers() -> None:
         correct again (max|difference| {difference:.0e}). The lesson wrong-masks trains models with both.""")
 
 
-def _print_mask_answer(model: GPT) -> None:
+def _print_purpose_of_causal_mask(model: GPT) -> None:
     print_section("Lecture E: what is the purpose of attention masking during training?")
     ids = torch.randint(SMALL_CONFIG.vocab_size, (1, 12))
     changed = ids.clone()
@@ -129,14 +129,14 @@ def _print_mask_answer(model: GPT) -> None:
         of the visible tokens.""")
 
 
-def _draw_quiz(sizes: dict[str, int], encoder_decoder: dict[str, list[int]]) -> Figure:
+def _draw_parameters_and_flops(parameters_by_option: dict[str, int], flops: quiz_cost.FlopsBySourceLength) -> Figure:
     figure = new_figure(width=13.0, height=4.2)
     bars, lines = figure.subplots(1, 2)
-    names = [name.split(". ")[-1].split(": ")[-1] for name in sizes]
-    bars.bar_label(bars.barh(names, list(sizes.values()), color=BLUE), fmt="{:,.0f}", padding=3)
+    names = [name.split(". ")[-1].split(": ")[-1] for name in parameters_by_option]
+    bars.bar_label(bars.barh(names, list(parameters_by_option.values()), color=BLUE), fmt="{:,.0f}", padding=3)
     bars.invert_yaxis()
     bars.margins(x=0.15)
-    label_axes(bars, title="Trainable parameters of a small GPT", x="trainable parameters", y="")
-    quiz_cost.plot_flops_by_source_length(lines, encoder_decoder, colors=(BLUE, ORANGE))
+    style_and_label_axes(bars, title="Trainable parameters of a small GPT", x="trainable parameters", y="")
+    quiz_cost.plot_flops_by_source_length(lines, flops, colors=(BLUE, ORANGE))
     figure.suptitle("Two quizzes of lecture E: trainable parameters, and the cost of an encoder–decoder")
     return figure

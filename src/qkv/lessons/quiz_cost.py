@@ -1,7 +1,7 @@
 """Quizzes of lecture E about cost, checked against FLOPs counted by PyTorch and actual bytes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from qkv.choices import AttentionKernel
 from qkv.config import GPTConfig, Seq2SeqConfig
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
-from qkv.lessons.figure_style import Axes, label_axes
+from qkv.lessons.figure_style import Axes, style_and_label_axes
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import use_attention_kernel
 
 N_LAYERS, D = 2, 64
 SOURCE_LENGTHS = (64, 128, 256, 512)
+
+
+class FlopsBySourceLength(NamedTuple):
+    """FLOPs of the encoder and of the decoder for each of `SOURCE_LENGTHS`."""
+
+    encoder: list[int]
+    decoder: list[int]
 
 
 def count_flops(work: Callable[[], Any]) -> int:
@@ -32,10 +39,10 @@ def count_model_flops(model: nn.Module, *ids: Tensor) -> int:
         return count_flops(lambda: model(*ids))
 
 
-def print_answers_and_return_flops(seed: int) -> dict[str, list[int]]:
+def print_quiz_cost_answers(seed: int) -> FlopsBySourceLength:
     """Print the answers and return the measured FLOPs of the encoder and the decoder."""
     _print_matmul_flops_and_traffic()
-    _print_query_projection_cost()
+    _print_one_and_all_head_projection_costs()
     _print_measured_kv_cache_bytes(seed)
     return _print_encoder_decoder_flops(seed)
 
@@ -61,7 +68,7 @@ def _print_matmul_flops_and_traffic() -> None:
         elements, so the correct count is nm + mk + nk. Both agree only if m = k.""")
 
 
-def _print_query_projection_cost() -> None:
+def _print_one_and_all_head_projection_costs() -> None:
     b, n, d, h = 2, 10, 64, 4
     x, head_weight, full_weight = torch.randn(b, n, d), torch.randn(d, d // h), torch.randn(d, d)
     print_section(f"Lecture E: x·W_q for one head and for all heads (b = {b}, n = {n}, d = {d}, h = {h})")
@@ -99,7 +106,7 @@ def _print_measured_kv_cache_bytes(seed: int) -> None:
         per number).""")
 
 
-def _print_encoder_decoder_flops(seed: int) -> dict[str, list[int]]:
+def _print_encoder_decoder_flops(seed: int) -> FlopsBySourceLength:
     print_section("Lecture E: the cost of an encoder–decoder with source length m and target length n")
     config = Seq2SeqConfig(
         vocab_size=11,
@@ -133,17 +140,19 @@ def _print_encoder_decoder_flops(seed: int) -> dict[str, list[int]]:
         the summary and m is the passage: m² belongs to the self-attention of the encoder, and n² to that of the
         decoder.""")
     same_target = rows[: len(SOURCE_LENGTHS)]
-    return {"encoder": [row[2] for row in same_target], "decoder": [row[4] for row in same_target]}
+    return FlopsBySourceLength(encoder=[row[2] for row in same_target], decoder=[row[4] for row in same_target])
 
 
 def _self_attention_flops(n: int) -> int:
     return 24 * n * D * D + 4 * n * n * D
 
 
-def plot_flops_by_source_length(axes: Axes, flops: dict[str, list[int]], *, colors: Sequence[str]) -> None:
+def plot_flops_by_source_length(axes: Axes, flops: FlopsBySourceLength, *, colors: Sequence[str]) -> None:
     """Plot the FLOPs of the encoder and the decoder by source length."""
-    for (name, values), color, marker in zip(flops.items(), colors, "os", strict=True):
+    for (name, values), color, marker in zip(flops._asdict().items(), colors, "os", strict=True):
         axes.plot(SOURCE_LENGTHS, [value / 1e6 for value in values], color=color, marker=marker, label=name)
     axes.legend(frameon=False)
     axes.set_xticks(SOURCE_LENGTHS, [str(m) for m in SOURCE_LENGTHS])
-    label_axes(axes, title="FLOPs of one pass with target length n = 64", x="source length m", y="million FLOPs")
+    style_and_label_axes(
+        axes, title="FLOPs of one pass with target length n = 64", x="source length m", y="million FLOPs"
+    )

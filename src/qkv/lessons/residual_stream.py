@@ -21,7 +21,7 @@ N_LAYERS = 3
 RESID_TAPS = [f"blocks.{layer}.resid_{part}" for layer in range(N_LAYERS) for part in ("pre", "mid", "post")]
 
 
-def build_gpt(seed: int = 0) -> GPT:
+def build_untrained_gpt(seed: int = 0) -> GPT:
     """Build an untrained GPT with three layers."""
     config = GPTConfig(
         vocab_size=len(SENTENCE_WORDS) + 1, context_length=16, d_model=32, n_heads=4, n_layers=N_LAYERS, init_std=0.3
@@ -36,10 +36,10 @@ def record_residuals_and_sublayer_outputs(gpt: GPT, ids: Int[Tensor, "1 position
     return cache
 
 
-def stream_changes(gpt: GPT, *, position: int) -> Float[Tensor, "tap position"]:
-    """Norm of the change of each token's stream at each tap if the token at `position` is replaced."""
+def residual_change_norms(gpt: GPT, *, replaced_position: int) -> Float[Tensor, "tap position"]:
+    """Norm of the change of each token's stream at each tap if the token at `replaced_position` is replaced."""
     replaced = IDS.clone()
-    replaced[0, position] = REPLACEMENT_ID
+    replaced[0, replaced_position] = REPLACEMENT_ID
     before, after = (
         record_residuals_and_sublayer_outputs(gpt, IDS),
         record_residuals_and_sublayer_outputs(gpt, replaced),
@@ -56,7 +56,7 @@ def mask_edges_to_source(gpt: GPT, *, queries: list[int]) -> ExitStack:
 
 
 def lesson(seed: int) -> DrawFigure:
-    gpt = build_gpt(seed)
+    gpt = build_untrained_gpt(seed)
     cache = record_residuals_and_sublayer_outputs(gpt, IDS)
     print_section(f"The stream of “{SENTENCE_WORDS[TARGET]}”: what each sublayer adds (untrained GPT)")
     start = cache[RESID_TAPS[0]][0, TARGET]
@@ -73,15 +73,15 @@ def lesson(seed: int) -> DrawFigure:
         f"The embedding plus all sublayer outputs equals the final residual stream: max|difference| = {difference:.1g}."
     )
 
-    unmasked = stream_changes(gpt, position=SOURCE)
+    unmasked = residual_change_norms(gpt, replaced_position=SOURCE)
     print_section(f"Change of the stream of “{SENTENCE_WORDS[TARGET]}” if “{SENTENCE_WORDS[SOURCE]}” is replaced")
     with mask_edges_to_source(gpt, queries=[TARGET]):
-        direct_edge_masked = stream_changes(gpt, position=SOURCE)
+        direct_edge_masked = residual_change_norms(gpt, replaced_position=SOURCE)
     with mask_edges_to_source(gpt, queries=list(range(SOURCE + 1, len(SENTENCE_WORDS)))):
-        all_edges_masked = stream_changes(gpt, position=SOURCE)
+        all_edges_masked = residual_change_norms(gpt, replaced_position=SOURCE)
     with intervene(gpt, {"blocks.*.attention_out": 0.0}):
-        attention_ablated = stream_changes(gpt, position=SOURCE)
-    later_word_replaced = stream_changes(gpt, position=len(SENTENCE_WORDS) - 1)
+        attention_ablated = residual_change_norms(gpt, replaced_position=SOURCE)
+    later_word_replaced = residual_change_norms(gpt, replaced_position=len(SENTENCE_WORDS) - 1)
     runs = (unmasked, direct_edge_masked, all_edges_masked, attention_ablated, later_word_replaced)
     print_table(
         ["tap", "unmasked", "it→animal masked", "all→animal masked", "no attention", "later word"],

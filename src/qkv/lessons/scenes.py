@@ -58,7 +58,9 @@ def draw_scenes(n: int, *, rng: np.random.Generator, pairs: NDArray[np.int64] = 
     color, shape, other_color, other_shape = np.unravel_index(rng.choice(pairs, n), _N_CHOICES)
     relation = rng.integers(len(RELATIONS), size=n)
     first, second = _sample_shape_pair_centers(relation, rng)
-    coverage = np.stack((_pixel_coverage(shape, first, rng), _pixel_coverage(other_shape, second, rng)))
+    coverage = np.stack(
+        (_pixel_coverage_at_random_size(shape, first, rng), _pixel_coverage_at_random_size(other_shape, second, rng))
+    )
     colors = np.array(list(COLORS.values()), np.float32)[np.stack((color, other_color))] - BACKGROUND
     a, end = (np.full(n, CAPTION_WORDS.index(word)) for word in ("a", END))
     first_color, first_shape, first_relation = (
@@ -105,7 +107,7 @@ def _sample_shape_pair_centers(relation: NDArray[np.int64], rng: np.random.Gener
     return np.where((relation == 0)[:, None], centers, centers[..., ::-1])
 
 
-def _pixel_coverage(
+def _pixel_coverage_at_random_size(
     shape: NDArray[np.int64], centers: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
     """Fraction of each pixel that the shape covers; the size is one of three."""
@@ -116,7 +118,7 @@ def _pixel_coverage(
     return coverage
 
 
-def _draw_shapes_by_size() -> NDArray[np.float32]:
+def _rasterize_shapes_in_all_sizes() -> NDArray[np.float32]:
     """Draw each shape in each size."""
     radius = np.array([3.5, 4.5, 5.5])[:, None, None]
     x = (np.arange(12) - 5.5) / radius
@@ -129,4 +131,4 @@ def _draw_shapes_by_size() -> NDArray[np.float32]:
     return np.clip(0.5 + (1 - outside) * radius[:, None], 0, 1).astype(np.float32)  # edges are about one pixel wide
 
 
-_STAMPS = _draw_shapes_by_size()
+_STAMPS = _rasterize_shapes_in_all_sizes()

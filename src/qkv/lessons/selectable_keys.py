@@ -1,13 +1,22 @@
 """Find the keys for which a query exists that scores them highest (for the lesson layernorm-geometry)."""
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TOLERANCE = 1e-9
 """Values below this count as 0; the vectors are float64 with norms of about 1."""
 MAX_ITERATIONS = 1000
 """A search takes a few dozen iterations; the limit prevents an endless loop due to rounding."""
+
+
+class ConvexCombination(NamedTuple):
+    """Corners, as indices of points, and their convex weights."""
+
+    corners: Int[Tensor, " corner"]
+    weights: Float[Tensor, " corner"]
 
 
 def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
@@ -41,12 +50,14 @@ def min_norm_point(points: Float[Tensor, "point d"]) -> Float[Tensor, " d"]:
         if points[best] @ nearest > nearest @ nearest - TOLERANCE or (corners == best).any():
             break
         corners = torch.cat((corners, best[None]))
-        corners, weights = _min_norm_convex_weights(points, corners, torch.cat((weights, weights.new_zeros(1))))
+        corners, weights = _minimize_norm_and_drop_corners(points, corners, torch.cat((weights, weights.new_zeros(1))))
         nearest = weights @ points[corners]
     return nearest
 
 
-def _min_norm_convex_weights(points: Tensor, corners: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _minimize_norm_and_drop_corners(
+    points: Float[Tensor, "point d"], corners: Int[Tensor, " corner"], weights: Float[Tensor, " corner"]
+) -> ConvexCombination:
     """Find the convex weights that minimize the norm of the combination, and drop corners with weight 0."""
     while True:
         corner_points = points[corners]
@@ -56,7 +67,7 @@ def _min_norm_convex_weights(points: Tensor, corners: Tensor, weights: Tensor) -
         ).solution[:, 0]
         free = free / free.sum()
         if (free > TOLERANCE).all():
-            return corners, free
+            return ConvexCombination(corners, free)
         is_removed = free <= TOLERANCE
         step = (weights[is_removed] / (weights[is_removed] - free[is_removed]).clamp(min=TOLERANCE)).min().clamp(max=1)
         weights = (1 - step) * weights + step * free

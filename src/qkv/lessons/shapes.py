@@ -5,7 +5,7 @@ from torch import Tensor
 
 from qkv.inspection import new_figure, record
 from qkv.lessons.console import format_shape, max_abs_difference, print_section, print_table, print_text
-from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, style_and_label_axes
 from qkv.lessons.timer import best_of_n_seconds
 from qkv.nn import Attention, HeadConfig, scaled_dot_product_attention
 
@@ -24,8 +24,8 @@ STEPS = (
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
     _print_attention_shapes()
-    _print_batched_vs_looped_attention()
-    times = _measure_and_print_milliseconds()
+    _print_batched_and_looped_difference()
+    times = _print_batched_and_looped_milliseconds()
     return lambda: _plot_latency_by_seq_len(times)
 
 
@@ -55,7 +55,7 @@ def _record_attention_shapes(batch: int, n_heads: int, n_source: int | None) -> 
     return [format_shape(part) for part in (x, actual_source, *(cache[tap] for *_, tap in STEPS), output)]
 
 
-def _print_batched_vs_looped_attention() -> None:
+def _print_batched_and_looped_difference() -> None:
     print_section("All queries at once give the same result as one at a time")
     queries, keys, values = (torch.randn(1, 1, n, MODEL_WIDTH) for n in (N_TARGETS, N_SOURCES, N_SOURCES))
     batched = scaled_dot_product_attention(queries, keys, values)
@@ -69,7 +69,7 @@ def _attend_one_by_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat([scaled_dot_product_attention(query, keys, values) for query in queries.split(1, dim=2)], dim=2)
 
 
-def _measure_and_print_milliseconds() -> dict[str, list[float]]:
+def _print_batched_and_looped_milliseconds() -> dict[str, list[float]]:
     print_section("Speed (self-attention of one head, d = 64, on one core of this machine)")
     times = {"one at a time": [], "all at once": []}
     for length in SEQUENCE_LENGTHS:
@@ -93,5 +93,7 @@ def _plot_latency_by_seq_len(times: dict[str, list[float]]) -> Figure:
     axes.set_yscale("log")
     axes.set_xticks(SEQUENCE_LENGTHS, [str(length) for length in SEQUENCE_LENGTHS])
     axes.legend(frameon=False)
-    label_axes(axes, title="Computing all queries in one product is faster", x="length n", y="milliseconds (log)")
+    style_and_label_axes(
+        axes, title="Computing all queries in one product is faster", x="length n", y="milliseconds (log)"
+    )
     return figure

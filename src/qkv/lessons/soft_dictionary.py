@@ -4,7 +4,7 @@ import torch
 
 from qkv.inspection import new_figure
 from qkv.lessons.console import max_abs_difference, print_matrix, print_section, print_table, print_text
-from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, SKY, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, SKY, DrawFigure, Figure, style_and_label_axes
 from qkv.nn import SoftMemory, scaled_dot_product_attention
 
 WINDS = {"north": (0.0, 1.0), "east": (1.0, 0.0), "south": (0.0, -1.0), "west": (-1.0, 0.0)}
@@ -30,13 +30,13 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random except 
         print(f"  dict:         degrees['south-east']       KeyError: {error}")
     print(f"  soft memory:  memory.lookup((1.0, -1.0))  {memory.lookup((1.0, -1.0)).item():.2f} degrees\n")
 
-    by_length = _print_longer_queries(memory)
+    weights_by_query_length = _print_weights_by_query_length(memory)
     _print_equality_with_attention(memory)
-    shares = _print_lookup_weights()
-    return lambda: _draw_soft_dictionary(by_length, shares)
+    slide_weights = _print_lecture_e_lookup_weights()
+    return lambda: _draw_soft_dictionary(weights_by_query_length, slide_weights)
 
 
-def _print_longer_queries(memory: SoftMemory) -> torch.Tensor:
+def _print_weights_by_query_length(memory: SoftMemory) -> torch.Tensor:
     print_section("The result is a mixture of all values; a longer query is more selective")
     queries = [(length * 0.8, -length * 0.6) for length in QUERY_LENGTHS]
     weights = torch.stack([memory.weights(query) for query in queries])
@@ -69,7 +69,7 @@ def _print_equality_with_attention(memory: SoftMemory) -> None:
         a mixture of encoder states.""")
 
 
-def _print_lookup_weights() -> torch.Tensor:
+def _print_lecture_e_lookup_weights() -> torch.Tensor:
     print_section("The figure of lecture E: query #9 mixes values #1 to #4")
     memory = SoftMemory()
     values = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -90,19 +90,21 @@ def _print_lookup_weights() -> torch.Tensor:
     return weights
 
 
-def _draw_soft_dictionary(by_length: torch.Tensor, shares: torch.Tensor) -> Figure:
+def _draw_soft_dictionary(weights_by_query_length: torch.Tensor, slide_weights: torch.Tensor) -> Figure:
     figure = new_figure(width=10.0, height=4.0)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     colors = dict(zip(WINDS, (BLUE, ORANGE, GREEN, SKY), strict=True))
     for i, (wind, color) in enumerate(colors.items()):
         bar_positions = [group + (i - 1.5) * 0.2 for group in range(len(QUERY_LENGTHS))]
-        left.bar(bar_positions, by_length[:, i].tolist(), width=0.2, color=color, label=f"key {wind}")
+        left.bar(bar_positions, weights_by_query_length[:, i].tolist(), width=0.2, color=color, label=f"key {wind}")
     left.set_xticks(range(len(QUERY_LENGTHS)), [f"{length:g}" for length in QUERY_LENGTHS])
     left.legend(frameon=False)
-    label_axes(left, title="A longer query (0.8, −0.6) is more selective", x="length of the query", y="weight")
-    bars = right.barh([f"value #{i}" for i in range(1, 5)], (100 * shares).tolist(), color=BLUE)
+    style_and_label_axes(
+        left, title="A longer query (0.8, −0.6) is more selective", x="length of the query", y="weight"
+    )
+    bars = right.barh([f"value #{i}" for i in range(1, 5)], (100 * slide_weights).tolist(), color=BLUE)
     right.bar_label(bars, fmt="%.0f %%", padding=3)
     right.set_xlim(0, 62)
-    label_axes(right, title="Query #9 mixes four values", x="weight, %", y="")
+    style_and_label_axes(right, title="Query #9 mixes four values", x="weight, %", y="")
     figure.suptitle("A soft dictionary: the result is a weighted sum of all values")
     return figure

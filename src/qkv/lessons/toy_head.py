@@ -1,7 +1,8 @@
 """The single attention head of lecture A, which both toy lessons train."""
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.nn import CAUSAL, Attention, HeadConfig, LearnedPositions, init_weights
@@ -35,13 +36,15 @@ class ToyHead(nn.Module):
         return self.attention(x, mask=self.mask)
 
 
-def train_toy_head(head: ToyHead, x: Residual, target: Logits, *, n_steps: int = 500) -> list[float]:
+def train_toy_head(
+    head: ToyHead, x: Residual, target_probabilities: Float[Tensor, "batch position vocabulary"], *, n_steps: int = 500
+) -> list[float]:
     """Minimize the cross-entropy with the target distributions; return the loss of every step."""
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     losses = []
     for _ in range(n_steps):
         optimizer.zero_grad()
-        loss = F.cross_entropy(head(x).flatten(0, 1), target.flatten(0, 1))
+        loss = F.cross_entropy(head(x).flatten(0, 1), target_probabilities.flatten(0, 1))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

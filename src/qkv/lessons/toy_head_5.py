@@ -20,7 +20,7 @@ POSITION_LABELS = [f"{t} {TOY_WORDS_5[i]}" for t, i in enumerate(SEQUENCE)]
 TokenTable = Float[Tensor, "position vocabulary"]
 
 
-def next_token_frequencies_by_position() -> TokenTable:
+def bigram_distribution_by_position() -> TokenTable:
     """X: for each position, the distribution of the next token in the data; <start> follows the last token."""
     follows = torch.zeros(len(TOY_WORDS_5), len(TOY_WORDS_5))
     for token, next_token in zip(SEQUENCE, (*SEQUENCE[1:], SEQUENCE[0]), strict=True):
@@ -33,7 +33,7 @@ def target_table() -> TokenTable:
     return F.one_hot(torch.tensor((*SEQUENCE[1:], SEQUENCE[0])), len(TOY_WORDS_5)).float()
 
 
-def least_squares_row_combinations(x: TokenTable) -> TokenTable:
+def least_squares_fit_to_target(x: TokenTable) -> TokenTable:
     """W·X for the T×T matrix W that minimizes the squared distance to the target."""
     x, target = x.double(), target_table().double()
     # W·X = target is Xᵀ·Wᵀ = targetᵀ; gelsd also works if X does not have full rank.
@@ -46,13 +46,13 @@ def train_head_and_predict(
 ) -> tuple[ToyHead, TokenTable]:
     """Train a head on X; return it with its predicted probabilities."""
     head = ToyHead(len(SEQUENCE), len(TOY_WORDS_5), seed=seed, with_positions=with_positions, causal=causal)
-    train_toy_head(head, next_token_frequencies_by_position()[None], target_table()[None])
+    train_toy_head(head, bigram_distribution_by_position()[None], target_table()[None])
     with torch.no_grad():
-        return head, head(next_token_frequencies_by_position()[None])[0].softmax(-1)
+        return head, head(bigram_distribution_by_position()[None])[0].softmax(-1)
 
 
 def lesson(seed: int) -> DrawFigure:
-    x, target = next_token_frequencies_by_position(), target_table()
+    x, target = bigram_distribution_by_position(), target_table()
     print_section("The data: one sequence, T = 6, and its bigram table X (T×V), V = 5")
     print_table(["token", "id"], [(word, i) for i, word in enumerate(TOY_WORDS_5, start=1)])
     print_text(f"""<start> the man ordered the chicken = {list(SLIDE_IDS)}. X contains the distribution of the token
@@ -61,7 +61,7 @@ def lesson(seed: int) -> DrawFigure:
     print_text("The target is different for the two occurrences of *the*: man at position 1, chicken at position 4.")
     print_matrix(target, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     best = _print_best_row_combination(x, target)
-    learned = _print_trained_head(seed, x)
+    learned = _print_trained_head_predictions(seed, x)
     _print_position_and_mask_ablations(seed)
     titles = ("X: bigram table", "best W·X (least squares)", "trained head on X + positions")
     heatmaps = [
@@ -83,21 +83,21 @@ def _print_best_row_combination(x: TokenTable, target: TokenTable) -> TokenTable
     difference = (x[:, MAN_ID] - x[:, CHICKEN_ID]).abs().max().item()
     print_text(f"""The columns man and chicken of X are equal: max|difference| = {difference:.0f}. W combines rows, so
         these columns are equal in every W·X, but they differ in the target. The best W by least squares gives:""")
-    best = least_squares_row_combinations(x)
+    best = least_squares_fit_to_target(x)
     print_matrix(best, rows=POSITION_LABELS, columns=TOY_WORDS_5)
     distance = (best - target).square().sum().item()
     print_text(f"""The squared distance to the target is {distance:.2f}; both rows of *the* predict man and chicken
         with probability one half.""")
     zeroed_x = x.clone()
     zeroed_x[-1] = 0
-    zeroed_distance = (least_squares_row_combinations(zeroed_x) - target).square().sum().item()
+    zeroed_distance = (least_squares_fit_to_target(zeroed_x) - target).square().sum().item()
     print_slide_error(f"""the last row of X (chicken → <start>) is 1.0 on one slide and 0 on the next. With 0, the
         column <start> of X is empty, and the last row of the target cannot be reached either: the best squared
         distance is then {zeroed_distance:.2f}.""")
     return best
 
 
-def _print_trained_head(seed: int, x: TokenTable) -> TokenTable:
+def _print_trained_head_predictions(seed: int, x: TokenTable) -> TokenTable:
     print_section("A trained head on X + positions reaches the target: softmax(QKᵀ/√H)·V·W_out")
     head, learned = train_head_and_predict(seed)
     with record(head, "attention.weights") as cache, torch.no_grad():

@@ -28,7 +28,7 @@ def next_token_target_probabilities() -> Table:
     return target
 
 
-def bigram_next_token_distributions() -> Table:
+def bigram_distribution_by_position() -> Table:
     """For each position, the distribution of the token that follows this token in the two sentences."""
     follows = torch.zeros(len(TOY_WORDS_7), len(TOY_WORDS_7)).index_add_(
         0, SENTENCE_IDS.flatten(), next_token_target_probabilities().flatten(0, 1)
@@ -62,8 +62,8 @@ def lesson(seed: int) -> DrawFigure:
         layer attention.out_proj shown above.""")
     _print_computed_and_slide_predictions(predictions)
     _print_computed_and_slide_weights(weights)
-    _print_masked_edge(head, x, predictions)
-    _print_bigram_inputs(seed)
+    _print_predictions_with_masked_edge(head, x, predictions)
+    _print_predictions_from_bigram_inputs(seed)
     rows = [label for labels in SENTENCE_LABELS for label in labels]
     heatmaps = (
         Heatmap(
@@ -86,12 +86,12 @@ def lesson(seed: int) -> DrawFigure:
     return lambda: plot_heatmaps(*heatmaps, title="One head: “the” predicts chicken after man and beef after woman")
 
 
-def _print_computed_and_slide_predictions(ours: Table) -> None:
+def _print_computed_and_slide_predictions(computed: Table) -> None:
     print_section("Output T×V: the prediction after 'the' depends on the subject")
     columns = [*(word[:7] for word in TOY_WORDS_7), "sum"]
     for i, sentence in enumerate(TOY_SENTENCES):
         print_text(f"“{sentence}”: computed, then the slide")
-        for p in (ours[i], SLIDE_PREDICTIONS[i]):
+        for p in (computed[i], SLIDE_PREDICTIONS[i]):
             print_matrix(
                 torch.cat((p, p.sum(1, keepdim=True)), dim=1), rows=SENTENCE_LABELS[i], columns=columns, digits=3
             )
@@ -100,12 +100,12 @@ def _print_computed_and_slide_predictions(ours: Table) -> None:
         distributions.""")
 
 
-def _print_computed_and_slide_weights(ours: Table) -> None:
+def _print_computed_and_slide_weights(computed: Table) -> None:
     print_section("Attention weights T×T: computed, and from the slide on the right")
     for i, labels in enumerate(SENTENCE_LABELS):
         both = [
             [label, *a, "  ", *b]
-            for label, a, b in zip(labels, ours[i].tolist(), SLIDE_TOY_WEIGHTS[i].tolist(), strict=True)
+            for label, a, b in zip(labels, computed[i].tolist(), SLIDE_TOY_WEIGHTS[i].tolist(), strict=True)
         ]
         positions = [str(t) for t in range(len(labels))]
         print_table(["", *positions, "  ", *positions], both, digits=3)
@@ -114,7 +114,7 @@ def _print_computed_and_slide_weights(ours: Table) -> None:
         woman.""")
 
 
-def _print_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
+def _print_predictions_with_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
     print_section("Masking the edge from 'the' (3) to man or woman (1)")
     with mask_attention(head, "attention", query=3, key=1), torch.no_grad():
         masked = head(x).softmax(-1)
@@ -128,9 +128,9 @@ def _print_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
     )
 
 
-def _print_bigram_inputs(seed: int) -> None:
+def _print_predictions_from_bigram_inputs(seed: int) -> None:
     print_section("X must be one-hot here, unlike the bigram table of the 5-token example")
-    x = bigram_next_token_distributions()
+    x = bigram_distribution_by_position()
     _, p = train_head_and_predict_on(seed, x)
     difference = (x[0, 1] - x[1, 1]).abs().max().item()
     print_text(f"""In the bigram table, man and woman have the same row, because both are followed by ordered

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from qkv.choices import CellKind
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_section, print_table, print_text
-from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, RED, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, RED, DrawFigure, Figure, style_and_label_axes
 from qkv.nn import CAUSAL, Attention, FeedForward, HeadConfig, LayerNorm
 from qkv.nn.recurrent import build_recurrence
 
@@ -49,7 +49,7 @@ def relative_gradient_norm_by_depth(design: StackDesign) -> Float[Tensor, " laye
     return norms / norms[-1]
 
 
-def build_sequence_models() -> dict[str, nn.Module]:
+def build_recurrent_and_attention_layers() -> dict[str, nn.Module]:
     """Build four sequence models. The forget gate of the second LSTM is open, as training may learn."""
     lstm = {"d_input": D, "d_state": D, "n_layers": 1, "bidirectional": False, "dropout": 0.0}
     default_lstm, open_lstm = build_recurrence(CellKind.LSTM, **lstm), build_recurrence(CellKind.LSTM, **lstm)
@@ -88,7 +88,10 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         gradient. A residual connection gives the gradient a path that no layer multiplies. With both, the gradient
         does not vanish.""")
 
-    distance = {name: relative_gradient_norm_by_distance(model) for name, model in build_sequence_models().items()}
+    distance = {
+        name: relative_gradient_norm_by_distance(model)
+        for name, model in build_recurrent_and_attention_layers().items()
+    }
     print_section("Over time: gradient of the last output with respect to the input k positions earlier")
     print_table(["k", *distance], [
         (k, *(f"{norms[i].item():.1e}" for norms in distance.values())) for i, k in enumerate(DISTANCES)
@@ -98,15 +101,15 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
         gate is half open and halves the gradient at every step. If it is open (bias 5), the gradient is preserved over
         long distances and may even grow. Attention connects any two positions in one step, whatever their
         distance.""")
-    return lambda: _draw_gradients(depth, distance)
+    return lambda: _draw_relative_gradient_norms(depth, distance)
 
 
-def _draw_gradients(depth: dict[str, Tensor], distance: dict[str, Tensor]) -> Figure:
+def _draw_relative_gradient_norms(by_depth: dict[str, Tensor], by_distance: dict[str, Tensor]) -> Figure:
     figure = new_figure(width=12.0, height=4.6)
     depth_axes, distance_axes = figure.subplots(1, 2)
-    for (name, norms), (color, marker) in zip(depth.items(), STYLES, strict=True):
+    for (name, norms), (color, marker) in zip(by_depth.items(), STYLES, strict=True):
         depth_axes.plot(range(N_STACK_LAYERS + 1), norms.numpy(), color=color, marker=marker, markersize=4, label=name)
-    for (name, norms), (color, marker) in zip(distance.items(), STYLES, strict=True):
+    for (name, norms), (color, marker) in zip(by_distance.items(), STYLES, strict=True):
         distance_axes.plot(DISTANCES, norms.numpy(), color=color, marker=marker, label=name)
     for axes in (depth_axes, distance_axes):
         axes.set_yscale("log")
@@ -114,9 +117,11 @@ def _draw_gradients(depth: dict[str, Tensor], distance: dict[str, Tensor]) -> Fi
     depth_axes.invert_xaxis()
     distance_axes.set_xscale("log", base=2)
     distance_axes.set_xticks(DISTANCES, [str(k) for k in DISTANCES])
-    label_axes(
+    style_and_label_axes(
         depth_axes, title="By depth, with and without residual and LayerNorm", x="layer", y="relative gradient norm"
     )
-    label_axes(distance_axes, title="By distance between output and input", x="distance k", y="relative gradient norm")
+    style_and_label_axes(
+        distance_axes, title="By distance between output and input", x="distance k", y="relative gradient norm"
+    )
     figure.suptitle("Residual connections preserve gradients over depth, attention over distance")
     return figure

@@ -12,7 +12,7 @@ from qkv.lessons.console import (
     print_table,
     print_text,
 )
-from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, SKY, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, SKY, DrawFigure, Figure, style_and_label_axes
 from qkv.nn import Attention, HeadConfig
 
 D_KEY, D_VALUE = 64, 4
@@ -40,7 +40,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     )
     scores = queries @ keys.T
     weights = cache["weights"][0, 0]
-    _print_weights(scores[0], weights[0])
+    _print_exact_and_slide_weights(scores[0], weights[0])
     _print_weighted_sum(weights[0], values, output[0])
 
     print_section("5. The same for x₂, x₃, x₄")
@@ -71,7 +71,7 @@ def _build_head_from_unscaled_scores(scores: Tensor) -> Attention:
     return attention
 
 
-def _print_weights(scores: Tensor, weights: Tensor) -> None:
+def _print_exact_and_slide_weights(scores: Tensor, weights: Tensor) -> None:
     print_section("2 and 3. The scores of x₁, divided by √64, and the softmax")
     exact, slide = weights.tolist(), LECTURE_B_SLIDE_WEIGHTS
     print_table(
@@ -125,13 +125,13 @@ def _draw_walkthrough(weights: Tensor) -> Figure:
     first.set_ylim(1e-6, 4)
     first.set_xticks(range(4), tokens)
     first.legend(frameon=False)
-    label_axes(first, title="Weights of x₁, exact and on the slide", x="token", y="weight (log)")
+    style_and_label_axes(first, title="Weights of x₁, exact and on the slide", x="token", y="weight (log)")
     bottom = torch.zeros(4)
     for i, color in enumerate((BLUE, ORANGE, GREEN, SKY)):
         all_four.bar(tokens, weights[:, i].tolist(), bottom=bottom.tolist(), color=color, label=f"v{SUBSCRIPTS[i]}")
         bottom = bottom + weights[:, i]
     all_four.set_ylim(0, 1.05)
     all_four.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    label_axes(all_four, title="Weights of the values in z₁ … z₄", x="query", y="weight")
+    style_and_label_axes(all_four, title="Weights of the values in z₁ … z₄", x="query", y="weight")
     figure.suptitle("One attention computation: softmax(q·k/√64)·v")
     return figure

@@ -7,7 +7,7 @@ from torch import Tensor
 from qkv.inspection import new_figure
 from qkv.lessons import wirings
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
-from qkv.lessons.figure_style import BLUE, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, DrawFigure, Figure, style_and_label_axes
 from qkv.lessons.wirings import IDS, REPLACEMENT_ID
 from qkv.models import Seq2Seq
 from qkv.nn import CAUSAL, Mask, Source
@@ -18,7 +18,7 @@ TARGET_WORDS = ("<bos>", "the", "gray", "cat", "sat")
 StateChangeNorms = Float[Tensor, "query key"]
 
 
-def changes_by_token(seq2seq: Seq2Seq, *, decoder: bool) -> StateChangeNorms:
+def state_changes_by_replaced_token(seq2seq: Seq2Seq, *, decoder: bool) -> StateChangeNorms:
     """Norm of the change of each final hidden state (rows) if one token (columns) is replaced."""
 
     def final_states(ids: Int[Tensor, "1 position"]) -> Float[Tensor, "query d"]:
@@ -33,7 +33,7 @@ def changes_by_token(seq2seq: Seq2Seq, *, decoder: bool) -> StateChangeNorms:
     return torch.stack(columns, dim=1)
 
 
-def changes_by_encoder_state(seq2seq: Seq2Seq, mask: Mask | None = None) -> StateChangeNorms:
+def decoder_changes_by_encoder_state(seq2seq: Seq2Seq, mask: Mask | None = None) -> StateChangeNorms:
     """Norm of the change of each final decoder state (rows) if one encoder state (columns) is replaced."""
     columns = []
     with torch.no_grad():
@@ -46,7 +46,7 @@ def changes_by_encoder_state(seq2seq: Seq2Seq, mask: Mask | None = None) -> Stat
     return torch.stack(columns, dim=1)
 
 
-def lecture_c_cross_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " query"] | None = None) -> Tensor:
+def buggy_lecture_c_cross_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " query"] | None = None) -> Tensor:
     """The cross-attention mask in the decoder code of lecture C, including its bug."""
     if mask is not None:
         padding_mask = torch.minimum(mask[None, :], causal)
@@ -55,8 +55,8 @@ def lecture_c_cross_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " q
 
 def lesson(seed: int) -> DrawFigure:
     seq2seq = wirings.build_float64_seq2seq(seed)
-    encoder, decoder = (changes_by_token(seq2seq, decoder=is_decoder) for is_decoder in (False, True))
-    cross = changes_by_encoder_state(seq2seq)
+    encoder, decoder = (state_changes_by_replaced_token(seq2seq, decoder=is_decoder) for is_decoder in (False, True))
+    cross = decoder_changes_by_encoder_state(seq2seq)
     print_section("Measured: which final states change if one vector is replaced (● changes, · does not)")
     _print_changes("Encoder self-attention: every token attends to every token", encoder, SOURCE_WORDS, SOURCE_WORDS)
     _print_changes("Decoder self-attention: token t attends to tokens up to t", decoder, TARGET_WORDS, TARGET_WORDS)
@@ -65,7 +65,7 @@ def lesson(seed: int) -> DrawFigure:
     )
     incorrect = _print_lecture_c_cross_mask_error(seq2seq)
     print_section("Which encoder layer does each decoder layer attend to? (quiz of lecture E)")
-    wirings.print_measured_wiring(seq2seq)
+    wirings.print_cross_attention_wiring(seq2seq)
     return lambda: _draw_visibility_markers(
         {
             "Encoder self-attention: all tokens": (encoder, SOURCE_WORDS, SOURCE_WORDS),
@@ -80,8 +80,8 @@ def _print_lecture_c_cross_mask_error(seq2seq: Seq2Seq) -> StateChangeNorms:
     print_section("The decoder code of lecture C")
     n = IDS.shape[1]
     causal = CAUSAL.to_dense(n, n, IDS.device)[0, 0].int()
-    visible = lecture_c_cross_mask(causal, torch.ones(n, dtype=torch.int))
-    incorrect = changes_by_encoder_state(seq2seq, Mask(dense=visible.bool()[None, None]))
+    visible = buggy_lecture_c_cross_mask(causal, torch.ones(n, dtype=torch.int))
+    incorrect = decoder_changes_by_encoder_state(seq2seq, Mask(dense=visible.bool()[None, None]))
     _print_changes("Cross-attention with this mask", incorrect, TARGET_WORDS, SOURCE_WORDS)
     print_slide_error("""the mask of cross-attention is min(padding, causal), so target t only attends to source
         positions ≤ t. This contradicts the text of lecture C, according to which each decoder position attends to all
@@ -90,7 +90,7 @@ def _print_lecture_c_cross_mask_error(seq2seq: Seq2Seq) -> StateChangeNorms:
     print_text("""This bug can go unnoticed in training: the first encoder state contains information from all source
         words, so even the first target position has access to every source word through that one vector.""")
     try:
-        lecture_c_cross_mask(causal)
+        buggy_lecture_c_cross_mask(causal)
     except UnboundLocalError as error:
         print_slide_error(f"without a mask, padding_mask is undefined: {type(error).__name__}: {error}.")
     return incorrect
@@ -112,6 +112,6 @@ def _draw_visibility_markers(panels: dict[str, tuple[StateChangeNorms, tuple[str
         axes.set_yticks(range(len(rows)), rows)
         axes.margins(0.12)
         axes.invert_yaxis()
-        label_axes(axes, title=title, x="key", y="query")
+        style_and_label_axes(axes, title=title, x="key", y="query")
     figure.suptitle("Which positions attend to which (●: yes, ×: no), measured by replacing one vector")
     return figure

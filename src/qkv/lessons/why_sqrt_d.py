@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_section, print_table, print_text
-from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, label_axes
+from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, style_and_label_axes
 from qkv.nn import AttentionInputs, masked_softmax
 
 WIDTHS = (4, 16, 64, 256, 1024, 4096)
@@ -21,16 +21,16 @@ LECTURE_B_WIDTH = 64
 class ScoreStatistics:
     """Statistics of random queries and keys of one width and scale."""
 
-    variance: float
-    largest: float
+    score_variance: float
+    mean_largest_weight: float
     """Mean of the largest attention weight of a query."""
     mean_softmax_jacobian_norm: float
     """Mean norm of ∂weights/∂scores."""
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
-    unscaled = {width: _measure_scores(width, scale=1.0) for width in WIDTHS}
-    scaled = {width: _measure_scores(width, scale=width**-0.5) for width in WIDTHS}
+    unscaled = {width: _measure_random_scores(width, scale=1.0) for width in WIDTHS}
+    scaled = {width: _measure_random_scores(width, scale=width**-0.5) for width in WIDTHS}
 
     print_section(f"Scores of random vectors: {N_QUERIES} queries and {N_KEYS} keys from N(0, 1)")
     print_text(
@@ -39,26 +39,33 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     print_table(
         ["d", "var(q·k)", "var(q·k/√d)", "largest weight", "with √d", "∂softmax", "with √d"],
         [
-            (width, unscaled[width].variance, scaled[width].variance, unscaled[width].largest, scaled[width].largest,
-             unscaled[width].mean_softmax_jacobian_norm, scaled[width].mean_softmax_jacobian_norm)
+            (
+                width,
+                unscaled[width].score_variance,
+                scaled[width].score_variance,
+                unscaled[width].mean_largest_weight,
+                scaled[width].mean_largest_weight,
+                unscaled[width].mean_softmax_jacobian_norm,
+                scaled[width].mean_softmax_jacobian_norm,
+            )
             for width in WIDTHS
         ],
     )  # fmt: skip
     print_text(f"""Without scaling, the softmax of wider vectors comes closer to selecting a single key, and its
         derivative becomes so small that nothing can be learned. Divided by √d, the scores behave the same for every
         width. (Uniform weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
-    _print_lecture_b_scores()
+    _print_lecture_b_scaling()
     return lambda: _draw_statistics(unscaled, scaled)
 
 
-def _measure_scores(width: int, *, scale: float) -> ScoreStatistics:
+def _measure_random_scores(width: int, *, scale: float) -> ScoreStatistics:
     queries, keys = torch.randn(1, 1, N_QUERIES, width), torch.randn(1, 1, N_KEYS, width)
     inputs = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
     scores = inputs.scores()
     weights = inputs.weights()
     return ScoreStatistics(
-        variance=scores.var().item(),
-        largest=weights.amax(-1).mean().item(),
+        score_variance=scores.var().item(),
+        mean_largest_weight=weights.amax(-1).mean().item(),
         mean_softmax_jacobian_norm=_softmax_jacobian(scores[0, 0]).norm(dim=(1, 2)).mean().item(),
     )
 
@@ -71,7 +78,7 @@ def _softmax_jacobian(scores: Float[Tensor, "query key"]) -> Float[Tensor, "quer
     return torch.stack(rows, dim=1)
 
 
-def _print_lecture_b_scores() -> None:
+def _print_lecture_b_scaling() -> None:
     print_section("The scores of lecture B, with and without scaling")
     scores = torch.tensor(LECTURE_B_SCORES, dtype=torch.float64)
     rows: list[list[str]] = []
@@ -96,8 +103,8 @@ def _draw_statistics(unscaled: dict[int, ScoreStatistics], scaled: dict[int, Sco
     for statistics, color, name, marker in ((unscaled, RED, "q·k", "o"), (scaled, BLUE, "q·k/√d", "s")):
         rows = statistics.values()
         style = {"color": color, "marker": marker, "label": name}
-        variance.plot(WIDTHS, [row.variance for row in rows], **style)
-        largest.plot(WIDTHS, [row.largest for row in rows], **style)
+        variance.plot(WIDTHS, [row.score_variance for row in rows], **style)
+        largest.plot(WIDTHS, [row.mean_largest_weight for row in rows], **style)
         jacobian.plot(WIDTHS, [row.mean_softmax_jacobian_norm for row in rows], **style)
     for axes in (variance, largest, jacobian):
         axes.set_xscale("log", base=2)
@@ -106,8 +113,8 @@ def _draw_statistics(unscaled: dict[int, ScoreStatistics], scaled: dict[int, Sco
     variance.set_yscale("log")
     largest.set_ylim(0, 1.05)
     jacobian.set_ylim(bottom=0)
-    label_axes(variance, title="Variance of the scores", x="width d", y="variance (log)")
-    label_axes(largest, title=f"Largest weight among {N_KEYS} keys", x="width d", y="largest weight")
-    label_axes(jacobian, title="Gradient through the softmax", x="width d", y="norm of ∂weights/∂scores")
+    style_and_label_axes(variance, title="Variance of the scores", x="width d", y="variance (log)")
+    style_and_label_axes(largest, title=f"Largest weight among {N_KEYS} keys", x="width d", y="largest weight")
+    style_and_label_axes(jacobian, title="Gradient through the softmax", x="width d", y="norm of ∂weights/∂scores")
     figure.suptitle("Why √d: without it, wide vectors saturate the softmax and its gradient vanishes")
     return figure

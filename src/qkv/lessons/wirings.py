@@ -40,7 +40,7 @@ def max_cross_attention_key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "deco
     return differences
 
 
-def candidate_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]]:
+def quiz_answer_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]]:
     """The four answers of the quiz; `True` means that the decoder layer attends to the encoder layer."""
     last_only, all_layers = torch.zeros(2, N_STACK_LAYERS, N_STACK_LAYERS, dtype=torch.bool)
     last_only[-1, -1] = True
@@ -53,7 +53,7 @@ def candidate_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]
     }
 
 
-def print_measured_wiring(seq2seq: Seq2Seq) -> None:
+def print_cross_attention_wiring(seq2seq: Seq2Seq) -> None:
     """Print the measured wiring and which of the four answers is correct."""
     differences = max_cross_attention_key_differences(seq2seq)
     print_table(["max|difference| of keys from", *(f"encoder layer {j}" for j in range(N_STACK_LAYERS))], [
@@ -66,6 +66,6 @@ def print_measured_wiring(seq2seq: Seq2Seq) -> None:
         ["wiring", "agrees with the measurement"],
         [
             (name, "yes: correct" if torch.equal(m, differences == 0) else "no")
-            for name, m in candidate_wirings().items()
+            for name, m in quiz_answer_wirings().items()
         ],
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isnan
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,14 @@ class MaskingMethod:
         return self.to_weights(masked_softmax(self.to_scores(scores)[None, None])[0, 0])
 
 
+class MethodLosses(NamedTuple):
+    """Losses of a model that was trained with a masking method."""
+
+    method_name: str
+    training: float
+    generation: float
+
+
 METHODS = (
     MaskingMethod("correct: −∞ added before the softmax", lambda s: s.masked_fill(~_causal_visibility(s), -inf)),
     MaskingMethod("(i) scores × 0/1, then softmax", lambda s: s * _causal_visibility(s)),
@@ -60,13 +69,13 @@ def lesson(seed: int) -> DrawFigure:
         becomes 0 instead of −∞, and e⁰ = 1 is a considerable weight. Lecture E draws an element-wise product with −∞
         (ii). A negative score then becomes +∞, and its row becomes NaN. Both mean the first table, where −∞ is
         added.""")
-    _print_leaks()
-    losses = _training_and_generation_losses(seed)
+    _print_output_changes_by_masked_token()
+    losses = _train_and_measure_losses(seed)
     _print_training_and_generation_losses(losses)
     return lambda: _draw_weights_by_mask_method(scores, losses)
 
 
-def _print_leaks() -> None:
+def _print_output_changes_by_masked_token() -> None:
     print_section("Does the token at position 3 affect query 1, which must not attend to it?")
     scores, values = torch.randn(N, N), torch.randn(N, 2)
     other_scores, other_values = scores.clone(), values.clone()
@@ -81,7 +90,7 @@ def _print_leaks() -> None:
         this information is gone and the weights are correct.""")
 
 
-def _training_and_generation_losses(seed: int) -> list[tuple[str, float, float]]:
+def _train_and_measure_losses(seed: int) -> list[MethodLosses]:
     losses = []
     for method in METHODS:
         torch.manual_seed(seed)
@@ -89,11 +98,11 @@ def _training_and_generation_losses(seed: int) -> list[tuple[str, float, float]]
         with intervene(model, {"*.attention.scores": method.to_scores, "*.attention.weights": method.to_weights}):
             in_training = sentences.train_gpt_on_sentences(model, n_steps=N_TRAINING_STEPS)[-20:]
             in_generation = sentences.loss_in_generation(model, sentences.sample_sentences(500))
-        losses.append((method.name, sum(in_training) / len(in_training), in_generation))
+        losses.append(MethodLosses(method.name, sum(in_training) / len(in_training), in_generation))
     return losses
 
 
-def _print_training_and_generation_losses(losses: list[tuple[str, float, float]]) -> None:
+def _print_training_and_generation_losses(losses: list[MethodLosses]) -> None:
     print_section("Lecture E: masking after the softmax “may just work!” Training with each method")
     print_text(f"""This uses the tiny GPT and the random sentences of `qkv lesson no-causal-mask` with
         {N_TRAINING_STEPS} steps. The lowest possible loss without seeing later words is {sentences.BEST_LOSS:.4f} nats
@@ -104,15 +113,18 @@ def _print_training_and_generation_losses(losses: list[tuple[str, float, float]]
             return "NaN at the first step"
         return "uses later words" if in_generation > in_training + 0.1 else "correct"
 
-    print_table(["", "training loss", "loss in generation", ""], [(*row, verdict(*row[1:])) for row in losses])
+    print_table(
+        ["", "training loss", "loss in generation", ""],
+        [(*row, verdict(row.training, row.generation)) for row in losses],
+    )
     after_softmax, correct = losses[3], losses[0]
-    print_text(f"""It does not just work: the training loss of {after_softmax[1]:.2f} is below the lowest possible
-        loss, and the loss in generation is {after_softmax[2]:.2f} compared with {correct[2]:.2f}. The model has
-        learned to infer the next word from the row sums. With renormalization it works, because the weights are then
+    print_text(f"""It does not just work: the training loss of {after_softmax.training:.2f} is below the lowest possible
+        loss, and the loss in generation is {after_softmax.generation:.2f} compared with {correct.generation:.2f}.
+        The model has learned to infer the next word from the row sums. With renormalization it works, because the weights are then
         correct.""")
 
 
-def _draw_weights_by_mask_method(scores: Tensor, losses: list[tuple[str, float, float]]) -> Figure:
+def _draw_weights_by_mask_method(scores: Tensor, losses: list[MethodLosses]) -> Figure:
     heatmaps = []
     for method, (name, in_training, in_generation) in zip(METHODS, losses, strict=True):
         weights = method.weights(scores)

@@ -14,8 +14,8 @@ from qkv.models.build import (
     build_relative_positions,
     build_unembedding,
 )
-from qkv.models.inputs import build_mask, check_length, position_ids
-from qkv.nn import Mask, Tap, TokenEmbedding, Varlen, activate, check_ids, init_weights
+from qkv.models.inputs import build_mask, check_length, position_ids_reserving_cache
+from qkv.nn import Mask, Tap, TokenEmbedding, Varlen, activate, check_ids_shape_dtype_range, init_weights
 from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 
@@ -68,19 +68,19 @@ class BERT(nn.Module):
         `segments` is 0 for sentence A (the default) and 1 for sentence B. `documents` separates packed texts that must
         not attend to each other: either document numbers, or a `Varlen` for a single row of any length.
         """
-        check_ids(ids, self.config.vocab_size)
+        check_ids_shape_dtype_range(ids, self.config.vocab_size)
         sliding_window = self.config.sliding_window
         if isinstance(documents, Varlen):
             if attention_mask is not None:
-                raise ConfigError("attention_mask cannot be combined with Varlen documents, which have no padding")
+                raise ConfigError("attention_mask cannot be combined with documents=Varlen(…), which has no padding")
             if len(ids) > 1:
-                raise ConfigError(f"Varlen documents must be packed into a single row, got {len(ids)} rows")
+                raise ConfigError(f"documents=Varlen(…) requires ids with a single row, got {len(ids)} rows")
             check_length(documents.max_seqlen, self.config.context_length)
             positions = documents.position_ids(ids.shape[1])
             mask = Mask(varlen=documents, sliding_window=sliding_window, no_empty_rows=True)
         else:
             check_length(ids.shape[1], self.config.context_length)
-            positions = position_ids(ids, attention_mask=attention_mask, documents=documents)
+            positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, documents=documents)
             mask = build_mask(
                 positions,
                 causal=False,

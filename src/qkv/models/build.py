@@ -7,14 +7,14 @@ from qkv.nn import (
     Attention,
     Block,
     Blocks,
-    ConcatenatedPositions,
+    ConcatenatedSinusoidalPositions,
     FeedForward,
     HeadConfig,
     InputEmbedding,
     KVCache,
     LayerNorm,
     LearnedPositions,
-    PatchEmbedding,
+    PatchProjection,
     RelativeBias,
     RMSNorm,
     RopeScalingRule,
@@ -100,7 +100,7 @@ def _rope_scaling_rule(config: TransformerConfig) -> RopeScalingRule | None:
 
 
 def build_embedding(
-    config: TransformerConfig, tokens: TokenEmbedding | PatchEmbedding, *, n_segments: int | None = None
+    config: TransformerConfig, tokens: TokenEmbedding | PatchProjection, *, n_segments: int | None = None
 ) -> InputEmbedding:
     match config.positions:
         case PositionKind.LEARNED:
@@ -108,7 +108,7 @@ def build_embedding(
         case PositionKind.SINUSOIDAL:
             position = SinusoidalPositions(style=config.sinusoid)
         case PositionKind.CONCATENATED:
-            position = ConcatenatedPositions(config.d_model, style=config.sinusoid)
+            position = ConcatenatedSinusoidalPositions(config.d_model, style=config.sinusoid)
         case _:
             position = None
     return InputEmbedding(
@@ -133,12 +133,12 @@ def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unem
 
 def build_cache(
     config: TransformerConfig,
-    like: TokenEmbedding | PatchEmbedding,
+    like: TokenEmbedding | PatchProjection,
     *,
     n_layers: int,
     batch: int,
     capacity: int,
-    chunk: int | None = None,
+    growth_step: int | None = None,
 ) -> KVCache:
     return KVCache(
         n_layers=n_layers,
@@ -147,5 +147,5 @@ def build_cache(
         key_shape=(config.n_kv_heads, config.d_head),
         value_shape=(config.n_kv_heads, config.d_value),
         like=like.weight,
-        chunk=chunk,
+        chunk=growth_step,
     )

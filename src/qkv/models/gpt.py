@@ -12,8 +12,8 @@ from qkv.models.build import (
     build_relative_positions,
     build_unembedding,
 )
-from qkv.models.inputs import build_causal_mask, build_mask, check_length, position_ids
-from qkv.nn import KVCache, Tap, TokenEmbedding, check_ids, init_weights
+from qkv.models.inputs import build_causal_mask, build_mask, check_length, position_ids_reserving_cache
+from qkv.nn import KVCache, Tap, TokenEmbedding, check_ids_shape_dtype_range, init_weights
 from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 
@@ -63,10 +63,10 @@ class GPT(nn.Module):
         """Returns the residual stream after the last block and the final norm, the input of the unembedding."""
         if cache is not None and not self.config.causal:
             raise ConfigError("a cache requires a causal model, but the config has causal=False")
-        # Checked before position_ids, so that invalid input leaves the cache unchanged.
-        check_ids(ids, self.config.vocab_size)
+        # Checked before position_ids_reserving_cache, so that invalid input leaves the cache unchanged.
+        check_ids_shape_dtype_range(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
-        positions = position_ids(ids, attention_mask=attention_mask, documents=documents, cache=cache)
+        positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, documents=documents, cache=cache)
         x = self.embedding(ids, positions)
         if self.config.causal:
             mask = build_causal_mask(
@@ -87,10 +87,10 @@ class GPT(nn.Module):
         x = self.blocks(x, positions=positions, relative_positions=self.relative_positions, mask=mask, cache=cache)
         return self.last_hidden_state(self.final_norm(x))
 
-    def new_cache(self, *, batch: int, capacity: int | None = None, chunk: int | None = None) -> KVCache:
+    def new_cache(self, *, batch: int, capacity: int | None = None, growth_step: int | None = None) -> KVCache:
         """Returns an empty cache for `capacity` tokens per row (default: the context length).
 
-        If `chunk` is set, memory is allocated in steps of at least `chunk` tokens per row.
+        If `growth_step` is set, memory is allocated in steps of at least `growth_step` tokens per row.
         """
         return build_cache(
             self.config,
@@ -98,5 +98,5 @@ class GPT(nn.Module):
             n_layers=self.config.n_layers,
             batch=batch,
             capacity=self.config.context_length if capacity is None else capacity,
-            chunk=chunk,
+            growth_step=growth_step,
         )

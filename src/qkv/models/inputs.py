@@ -8,7 +8,7 @@ from qkv.nn import KVCache, Mask, Source
 from qkv.tensors import AttentionMask, Ids, Patches, Positions
 
 
-def position_ids(
+def position_ids_reserving_cache(
     ids: Ids | Patches,
     *,
     attention_mask: AttentionMask | None = None,

@@ -9,14 +9,14 @@ from qkv.errors import ShapeError
 from qkv.models.inputs import check_attention_mask, check_length, check_rows_multiple_of_sources
 from qkv.nn import (
     AttentiveDecoder,
+    BidirectionalRecurrentEncoder,
     LayerSourceCache,
     Mask,
-    RecurrentEncoder,
     Source,
     State,
     TokenEmbedding,
     Unembedding,
-    check_ids,
+    check_ids_shape_dtype_range,
     init_weights,
 )
 from qkv.tensors import Ids, Logits, SourceAttentionMask, SourceIds
@@ -42,7 +42,7 @@ class RNNSeq2Seq(nn.Module):
         d_model = config.d_model
         self.source_embedding = TokenEmbedding(config.source_vocab_size, d_model)
         self.embedding = TokenEmbedding(config.vocab_size, d_model)
-        self.encoder = RecurrentEncoder(
+        self.encoder = BidirectionalRecurrentEncoder(
             d_model,
             cell=config.cell,
             n_layers=config.n_encoder_layers,
@@ -77,7 +77,7 @@ class RNNSeq2Seq(nn.Module):
 
     def encode(self, source_ids: SourceIds, *, attention_mask: SourceAttentionMask | None = None) -> RNNSource:
         """Run the encoder."""
-        check_ids(source_ids, self.config.source_vocab_size)
+        check_ids_shape_dtype_range(source_ids, self.config.source_vocab_size)
         check_length(source_ids.shape[1], self.config.context_length)
         check_attention_mask(attention_mask, source_ids)
         states, initial_state = self.encoder(self.dropout(self.source_embedding(source_ids)), attention_mask)
@@ -91,7 +91,7 @@ class RNNSeq2Seq(nn.Module):
 
         `cache` stores the attention keys of the source for later steps.
         """
-        check_ids(ids, self.config.vocab_size)
+        check_ids_shape_dtype_range(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length)
         if state[0].shape[1] != ids.shape[0]:
             raise ShapeError(f"the state has {state[0].shape[1]} rows, but the ids have {ids.shape[0]}")

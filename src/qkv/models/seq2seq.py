@@ -11,15 +11,31 @@ from qkv.models.build import (
     build_relative_positions,
     build_unembedding,
 )
-from qkv.models.inputs import build_causal_mask, build_mask, check_length, check_rows_multiple_of_sources, position_ids
-from qkv.nn import KVCache, Mask, PatchEmbedding, Source, Tap, TokenEmbedding, check_ids, check_patches, init_weights
+from qkv.models.inputs import (
+    build_causal_mask,
+    build_mask,
+    check_length,
+    check_rows_multiple_of_sources,
+    position_ids_reserving_cache,
+)
+from qkv.nn import (
+    KVCache,
+    Mask,
+    PatchProjection,
+    Source,
+    Tap,
+    TokenEmbedding,
+    check_ids_shape_dtype_range,
+    check_patches_shape_and_dtype,
+    init_weights,
+)
 from qkv.tensors import AttentionMask, Ids, Logits, Patches, Residual, SourceAttentionMask, SourceIds
 
 
-class TransformerStack(nn.Module):
+class EncoderOrDecoder(nn.Module):
     """Embedding, blocks and final norm of an encoder or decoder."""
 
-    def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding | PatchEmbedding, *, is_decoder: bool) -> None:
+    def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding | PatchProjection, *, is_decoder: bool) -> None:
         super().__init__()
         self.embedding = build_embedding(config, tokens)
         self.relative_positions = build_relative_positions(config, bidirectional=not is_decoder)
@@ -36,8 +52,8 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = config
         tokens = TokenEmbedding(config.vocab_size, config.d_model)
-        self.encoder = TransformerStack(config, _build_source_embedding(config, tokens), is_decoder=False)
-        self.decoder = TransformerStack(config, tokens, is_decoder=True)
+        self.encoder = EncoderOrDecoder(config, _build_source_embedding(config, tokens), is_decoder=False)
+        self.decoder = EncoderOrDecoder(config, tokens, is_decoder=True)
         self.unembedding = build_unembedding(config, tokens)
         init_weights(self, std=config.init_std, seed=seed)
 
@@ -56,11 +72,11 @@ class Seq2Seq(nn.Module):
     def encode(self, source: SourceIds | Patches, *, attention_mask: SourceAttentionMask | None = None) -> Source:
         """Run the encoder on token ids, or on patches if the config has a `d_patch`."""
         if self.config.d_patch is None:
-            check_ids(source, self.config.source_vocab_size)
+            check_ids_shape_dtype_range(source, self.config.source_vocab_size)
         else:
-            check_patches(source, self.config.d_patch)
+            check_patches_shape_and_dtype(source, self.config.d_patch)
         check_length(source.shape[1], self.config.context_length)
-        positions = position_ids(source, attention_mask=attention_mask)
+        positions = position_ids_reserving_cache(source, attention_mask=attention_mask)
         encoder = self.encoder
         x = encoder.blocks(
             encoder.embedding(source, positions),
@@ -87,13 +103,13 @@ class Seq2Seq(nn.Module):
         self, ids: Ids, source: Source, *, attention_mask: AttentionMask | None = None, cache: KVCache | None = None
     ) -> Residual:
         """Returns the decoder states after the final norm, the input of the unembedding."""
-        # Checked before position_ids, so that invalid input leaves the cache unchanged.
-        check_ids(ids, self.config.vocab_size)
+        # Checked before position_ids_reserving_cache, so that invalid input leaves the cache unchanged.
+        check_ids_shape_dtype_range(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
         check_rows_multiple_of_sources(ids, source)
         if cache is not None:
-            cache.check_source(source.states)
-        positions = position_ids(ids, attention_mask=attention_mask, cache=cache)
+            cache.check_and_store_source(source.states)
+        positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, cache=cache)
         decoder = self.decoder
         x = decoder.blocks(
             decoder.embedding(ids, positions),
@@ -125,7 +141,7 @@ class Seq2Seq(nn.Module):
         )
 
 
-def _build_source_embedding(config: Seq2SeqConfig, tokens: TokenEmbedding) -> TokenEmbedding | PatchEmbedding:
+def _build_source_embedding(config: Seq2SeqConfig, tokens: TokenEmbedding) -> TokenEmbedding | PatchProjection:
     if config.d_patch is not None:
-        return PatchEmbedding(config.d_patch, config.d_model)
+        return PatchProjection(config.d_patch, config.d_model)
     return tokens if config.share_embeddings else TokenEmbedding(config.source_vocab_size, config.d_model)

@@ -13,10 +13,10 @@ from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
-from qkv.nn.fused_autograd import fused_qkv, is_compiling_cuda_bf16_training
+from qkv.nn.fused_autograd import fused_qkv_linear_bf16, is_compiling_cuda_bf16_autocast_training
 from qkv.nn.mask import Mask
 from qkv.nn.relative_positions import PositionInfo
-from qkv.nn.tap import Tap, has_forward_hooks
+from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
 from qkv.tensors import HeadOutputs, Residual
 
 MIN_TOKENS_FOR_FUSED_QKV = 1024
@@ -127,7 +127,7 @@ class Attention(nn.Module):
             beams_per_source=beams_per_source,
         )
         head_outputs = self.head_outputs(inputs.unfold_beams(self._attend(self.inputs(inputs))))
-        return self.out_proj(self._merge_heads(head_outputs))
+        return self.out_proj(self._concat_or_pool_heads(head_outputs))
 
     def _should_fuse_qkv(self, x: Tensor) -> bool:
         """Whether one matmul for queries, keys and values is faster than three and gives the same result.
@@ -137,7 +137,9 @@ class Attention(nn.Module):
         if not x.is_cuda or x.shape[0] * x.shape[1] < MIN_TOKENS_FOR_FUSED_QKV:
             return False
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        return all(type(projection) is nn.Linear and not has_forward_hooks(projection) for projection in projections)
+        return all(
+            type(projection) is nn.Linear and not has_hooks_or_is_active_tap(projection) for projection in projections
+        )
 
     def _project_fused_qkv(self, x: Tensor) -> list[Tensor]:
         """Project to queries, keys and values with one matmul. Three small ones would not fill a GPU."""
@@ -145,24 +147,24 @@ class Attention(nn.Module):
         weight = torch.cat([projection.weight for projection in projections])
         widths = [projection.out_features for projection in projections]
         bias = torch.cat([projection.bias for projection in projections]) if self.has_bias else None
-        if bias is not None and is_compiling_cuda_bf16_training(x):
-            return list(fused_qkv(x, weight, bias, widths))
+        if bias is not None and is_compiling_cuda_bf16_autocast_training(x):
+            return list(fused_qkv_linear_bf16(x, weight, bias, widths))
         return list(F.linear(x, weight, bias).split(widths, dim=-1))
 
     def _project_keys_values(
         self,
         source: Tensor,
-        projected: list[Tensor],
+        projected_key_value: list[Tensor],
         position_info: PositionInfo | None,
         cache: LayerCache | LayerSourceCache | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the keys and values to attend to, including cached ones.
 
-        `projected` holds the key and value projections if they were already computed together with the query.
+        `projected_key_value` holds the key and value projections if they were already computed together with the query.
         """
 
         def project() -> tuple[Tensor, Tensor]:
-            key, value = projected or (self.k_proj(source), self.v_proj(source))
+            key, value = projected_key_value or (self.k_proj(source), self.v_proj(source))
             keys = self._split_heads(key, self.head_config.n_kv_heads)
             values = self._split_heads(value, self.head_config.n_kv_heads)
             # Keys are rotated before they are cached, because their absolute positions never change.
@@ -172,7 +174,7 @@ class Attention(nn.Module):
             case None:
                 return project()
             case LayerSourceCache():
-                return cache.fetch(project)
+                return cache.get_or_compute(project)
             case LayerCache():
                 return cache.append(*project())
 
@@ -189,7 +191,7 @@ class Attention(nn.Module):
         batch, n, _ = projected.shape
         return projected.view(batch, n, n_heads, -1).transpose(1, 2)
 
-    def _merge_heads(self, head_outputs: HeadOutputs) -> Tensor:
+    def _concat_or_pool_heads(self, head_outputs: HeadOutputs) -> Tensor:
         match self.head_config.combination:
             case HeadCombination.SPLIT:
                 return head_outputs.transpose(1, 2).flatten(2)

@@ -7,15 +7,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.choices import NormPosition
-from qkv.errors import CacheError, ConfigError
+from qkv.errors import ConfigError, KVCacheError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.fused_autograd import fused_residual_and_norm, is_compiling_cuda_bf16_training
+from qkv.nn.fused_autograd import is_compiling_cuda_bf16_autocast_training, residual_and_bf16_norm_fused_backward
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
-from qkv.nn.tap import Tap, has_forward_hooks
+from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
 from qkv.tensors import Positions, Residual
 
 
@@ -36,7 +36,7 @@ class Source:
         """Returns the source with a dense mask, so that the decoder layers do not each compute it."""
         if self.mask is None:
             return self
-        mask = self.mask.materialize(1, self.states.shape[1], self.states.device)
+        mask = self.mask.materialize_if_kernel_needs_it(1, self.states.shape[1], self.states.device)
         return Source(states=self.states, mask=mask)
 
 
@@ -109,9 +109,13 @@ class Block(nn.Module):
         """Returns the residual stream and the sub-layer's input (normalized with pre-norm)."""
         if self.norm_position is NormPosition.POST:
             return x, x
-        can_fuse = is_compiling_cuda_bf16_training(x) and x.dtype is torch.bfloat16 and not has_forward_hooks(norm)
+        can_fuse = (
+            is_compiling_cuda_bf16_autocast_training(x)
+            and x.dtype is torch.bfloat16
+            and not has_hooks_or_is_active_tap(norm)
+        )
         if can_fuse and isinstance(norm, LayerNorm | RMSNorm):
-            return fused_residual_and_norm(x, norm)
+            return residual_and_bf16_norm_fused_backward(x, norm)
         return x, norm(x)
 
     def _add_to_residual(self, norm: nn.Module, x: Tensor, out: Tensor) -> Tensor:
@@ -134,10 +138,10 @@ class Blocks(nn.ModuleList):
     ) -> Residual:
         """`positions` are the position ids of x, from which `relative_positions` computes angles or biases."""
         if cache is not None and len(cache.layers) != len(self):
-            raise CacheError(f"the cache has {len(cache.layers)} layers, but the model has {len(self)}")
+            raise KVCacheError(f"the cache has {len(cache.layers)} layers, but the model has {len(self)}")
         n_keys = x.shape[1] if cache is None else cache.n_filled
         if mask is not None:
-            mask = mask.materialize(x.shape[1], n_keys, x.device)
+            mask = mask.materialize_if_kernel_needs_it(x.shape[1], n_keys, x.device)
         position_info = None
         if relative_positions is not None:
             # Slot j of a cache holds the token at position j, so the cached keys have positions 0 … n_keys − 1.

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.errors import CacheError
+from qkv.errors import KVCacheError
 from qkv.tensors import AttentionMask, Keys, Positions, Values
 
 
 @dataclass(frozen=True)
-class ScatterSlots:
+class NonPaddingTokenSlots:
     """Destination slots for a batch with padding: token (rows[i], columns[i]) goes to slot slots[i] of its row."""
 
     rows: Int[Tensor, " token"]
@@ -26,7 +26,7 @@ class ScatterSlots:
 
 
 @dataclass(frozen=True)
-class AppendSlots:
+class RaggedAppendSlots:
     """Destination slots for rows of different lengths without padding: each row is extended at its own end."""
 
     slots: Int[Tensor, "batch 1 new 1"]
@@ -58,21 +58,21 @@ class LayerCache:
         for name, cached, new in (("keys", all_keys, keys), ("values", all_values, values)):
             # Without this check, broadcasting would silently write a single head to all heads of the cache.
             if (cached.shape[1], cached.shape[3]) != (new.shape[1], new.shape[3]):
-                raise CacheError(
+                raise KVCacheError(
                     f"the cache holds {name} of {cached.shape[1]} heads of width {cached.shape[3]}, "
                     f"but the layer produced {new.shape[1]} heads of width {new.shape[3]}"
                 )
         slots = self._parent.slots
         match slots:
             case None:
-                raise CacheError("no cache slots are reserved; call KVCache.reserve once per forward pass")
+                raise KVCacheError("no cache slots are reserved; call KVCache.reserve once per forward pass")
             case slice():
                 all_keys[:, :, slots] = keys
                 all_values[:, :, slots] = values
-            case AppendSlots():
+            case RaggedAppendSlots():
                 slots.write(all_keys, keys)
                 slots.write(all_values, values)
-            case ScatterSlots():
+            case NonPaddingTokenSlots():
                 all_keys[slots.rows, :, slots.slots] = keys[slots.rows, :, slots.columns]
                 all_values[slots.rows, :, slots.slots] = values[slots.rows, :, slots.columns]
         n = self._parent.n_filled
@@ -95,7 +95,7 @@ class LayerSourceCache:
     def query_positions(self) -> Positions | None:
         return None if self._parent is None else self._parent.positions
 
-    def fetch(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Keys, Values]:
+    def get_or_compute(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Keys, Values]:
         """Returns the cached keys and values, calling `compute` the first time."""
         if self.keys_values is None:
             self.keys_values = compute()
@@ -132,7 +132,7 @@ class KVCache:
         immediately.
         """
         if min(batch, capacity) < 1:
-            raise CacheError(
+            raise KVCacheError(
                 f"a cache needs a batch and capacity of at least 1, got batch={batch}, capacity={capacity}"
             )
         self.capacity = capacity
@@ -143,7 +143,7 @@ class KVCache:
         """Whether rows have different lengths."""
         self.positions: Positions | None = None
         """Position ids of the tokens of the current forward pass."""
-        self.slots: slice | AppendSlots | ScatterSlots | None = None
+        self.slots: slice | RaggedAppendSlots | NonPaddingTokenSlots | None = None
         """Slots that the layers write the tokens of the current forward pass to."""
         self._chunk = chunk
         n_allocated = capacity if chunk is None else min(chunk, capacity)
@@ -181,7 +181,7 @@ class KVCache:
     def reserve(self, *, batch: int, n_new: int, attention_mask: AttentionMask | None = None) -> Positions:
         """Reserve slots for a forward pass over `n_new` tokens per row and return their position ids."""
         if batch != self.batch:
-            raise CacheError(f"the cache was created for batch={self.batch}, but the ids have batch={batch}")
+            raise KVCacheError(f"the cache was created for batch={self.batch}, but the ids have batch={batch}")
         is_ragged = self.is_ragged or (attention_mask is not None and not bool(attention_mask.all()))
         n_added = n_new if attention_mask is None else attention_mask.sum(1)
         # Reading the lengths would synchronize with the GPU. Without padding, every row grows by n_new, so it is not
@@ -191,7 +191,7 @@ class KVCache:
         else:
             n_needed = int((self.lengths + n_added).max())
         if n_needed > self.capacity:
-            raise CacheError(f"the cache has a capacity of {self.capacity} tokens per row, but {n_needed} are needed")
+            raise KVCacheError(f"the cache has a capacity of {self.capacity} tokens per row, but {n_needed} are needed")
         if n_needed > self.keys.shape[3]:
             self._grow(n_needed)
         self.is_ragged = is_ragged
@@ -220,38 +220,36 @@ class KVCache:
             positions = self.lengths[:, None]
             if n_new > 1:
                 positions = positions + torch.arange(n_new, device=self.lengths.device)
-            self.slots = AppendSlots(positions[:, None, :, None])
+            self.slots = RaggedAppendSlots(positions[:, None, :, None])
             return positions
         positions = self.lengths[:, None] + (attention_mask.long().cumsum(1) - 1).clamp(min=0)
         rows, columns = attention_mask.nonzero(as_tuple=True)
-        self.slots = ScatterSlots(rows, columns, positions[rows, columns])
+        self.slots = NonPaddingTokenSlots(rows, columns, positions[rows, columns])
         return positions
 
-    def check_source(self, states: Float[Tensor, "source key d_model"]) -> None:
-        """Raises `CacheError` if `states` is not the source that the cross-attention cache was filled from.
+    def check_and_store_source(self, states: Float[Tensor, "source key d_model"]) -> None:
+        """Raises `KVCacheError` if `states` is not the source that the cross-attention cache was filled from.
 
-        Values are compared only on the CPU, because a comparison elsewhere would synchronize with the device.
+        Stores `states` for the next check. Values are compared only on the CPU, because a comparison elsewhere would
+        synchronize with the device.
         """
         keys_values = self.sources[0].keys_values
         if keys_values is not None:
             cached_shape, shape = (keys_values[0].shape[0], keys_values[0].shape[2]), tuple(states.shape[:2])
             if cached_shape != shape:
-                raise CacheError(
+                raise KVCacheError(
                     f"the cache was filled from a source of shape {cached_shape[0]} × {cached_shape[1]}, "
                     f"but the source passed now has shape {shape[0]} × {shape[1]}"
                 )
-            if self._is_different_source(states):
-                raise CacheError(
+            can_compare = states.device.type == "cpu" and not torch.compiler.is_compiling()
+            previous = self._source_states
+            has_previous = previous is not None and previous is not states and previous.shape == states.shape
+            if can_compare and has_previous and not torch.equal(previous, states):
+                raise KVCacheError(
                     f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
                     "create a new cache for each source"
                 )
         self._source_states = states
-
-    def _is_different_source(self, states: Tensor) -> bool:
-        previous = self._source_states
-        if previous is None or previous is states or previous.shape != states.shape:
-            return False
-        return states.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.equal(previous, states)
 
     def reorder(
         self, rows: Int[Tensor, " row"], *, sources: Int[Tensor, " source"] | None = None, common_prefix: int = 0

@@ -13,7 +13,7 @@ def is_compiled_for_inference(x: Tensor) -> bool:
     return is_16_bit_on_gpu and torch.compiler.is_dynamo_compiling() and not torch.is_grad_enabled()
 
 
-def can_fuse_linear_gelu(x: Tensor, weight: Tensor) -> bool:
+def should_fuse_linear_gelu_for_inference(x: Tensor, weight: Tensor) -> bool:
     """Whether the fused kernel supports these shapes and is faster than a matmul followed by GELU.
 
     Its tile sizes are tuned for Hopper GPUs, and there must be at least one tile per multiprocessor. Rows of x and W

@@ -59,18 +59,18 @@ class AttentionInputs:
         """Returns the sum of the values weighted by `weights`, for each head and query."""
         return weights.to(self.values.dtype) @ self._repeat_kv_heads(self.values)
 
-    def select_queries(self, queries: Tensor) -> "AttentionInputs":
+    def select_queries(self, query_indices: Tensor) -> "AttentionInputs":
         """Returns the inputs restricted to the given query indices of each sequence."""
         n = self.queries.shape[-2] // self.beams_per_source
-        starts = torch.arange(0, self.beams_per_source * n, n, device=queries.device)
-        positions = queries[None] if self.query_positions is None else self.query_positions[:, queries]
-        queries = (starts[:, None] + queries).flatten()
+        starts = torch.arange(0, self.beams_per_source * n, n, device=query_indices.device)
+        positions = query_indices[None] if self.query_positions is None else self.query_positions[:, query_indices]
+        folded = (starts[:, None] + query_indices).flatten()
         mask = self.mask
         if mask is not None:
             visible = mask.to_dense(self.queries.shape[-2], self.keys.shape[-2], self.queries.device)
-            mask = Mask(dense=visible if visible.shape[2] == 1 else visible[:, :, queries])
-        bias = self.bias if self.bias is None or self.bias.shape[2] == 1 else self.bias[:, :, queries]
-        return replace(self, queries=self.queries[:, :, queries], mask=mask, bias=bias, query_positions=positions)
+            mask = Mask(dense=visible if visible.shape[2] == 1 else visible[:, :, folded])
+        bias = self.bias if self.bias is None or self.bias.shape[2] == 1 else self.bias[:, :, folded]
+        return replace(self, queries=self.queries[:, :, folded], mask=mask, bias=bias, query_positions=positions)
 
     def broadcast_query_positions(self) -> QueryPositions:
         """Returns the position of every query within its own sequence, expanded to (batch, query)."""

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from qkv.errors import ConfigError, InputError, ShapeError
 from qkv.nn.int8 import Int8Linear
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.patches import PatchEmbedding
-from qkv.nn.positions import ConcatenatedPositions, LearnedPositions, SinusoidalPositions
+from qkv.nn.patches import PatchProjection
+from qkv.nn.positions import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions
 from qkv.nn.tap import Tap
 from qkv.tensors import Ids, Logits, Patches, Positions, Residual
 
@@ -21,11 +21,11 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model).normal_())
 
     def forward(self, ids: Ids) -> Residual:
-        check_ids(ids, self.weight.shape[0])
+        check_ids_shape_dtype_range(ids, self.weight.shape[0])
         return F.embedding(ids, self.weight)
 
 
-def check_ids(ids: Tensor, vocab_size: int) -> None:
+def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
     """Raises an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
 
     Values are checked only on the CPU. On a GPU the check would synchronize with the device, and in a compiled graph
@@ -62,9 +62,9 @@ class InputEmbedding(nn.Module):
 
     def __init__(
         self,
-        tokens: TokenEmbedding | PatchEmbedding,
+        tokens: TokenEmbedding | PatchProjection,
         *,
-        position: LearnedPositions | SinusoidalPositions | ConcatenatedPositions | None,
+        position: LearnedPositions | SinusoidalPositions | ConcatenatedSinusoidalPositions | None,
         n_segments: int | None = None,
         scale: float = 1.0,
         norm: LayerNorm | RMSNorm | None = None,

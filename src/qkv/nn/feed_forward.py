@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.nn.compile_checks import can_fuse_linear_gelu, is_compiled_for_inference
-from qkv.nn.fused_autograd import is_compiling_cuda_bf16_training, linear_fused_bias_gelu
-from qkv.nn.tap import Tap, has_forward_hooks
+from qkv.nn.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
+from qkv.nn.fused_autograd import is_compiling_cuda_bf16_autocast_training, linear_fused_bias_gelu
+from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
 from qkv.tensors import Residual
 
 NORMAL_TAIL_COEFFICIENTS = (
@@ -69,9 +69,9 @@ class FeedForward(nn.Module):
 
     def _gated_hidden(self, x: Tensor, gate_proj: nn.Module) -> Tensor:
         can_fuse = all(
-            type(linear) is nn.Linear and not has_forward_hooks(linear) for linear in (gate_proj, self.up_proj)
+            type(linear) is nn.Linear and not has_hooks_or_is_active_tap(linear) for linear in (gate_proj, self.up_proj)
         )
-        if not (can_fuse and isinstance(gate_proj, nn.Linear) and is_compiling_cuda_bf16_training(x)):
+        if not (can_fuse and isinstance(gate_proj, nn.Linear) and is_compiling_cuda_bf16_autocast_training(x)):
             return activate(gate_proj(x), self.activation) * self.up_proj(x)
         # One matmul for both projections reads x only once and computes its gradient with a single matmul.
         bias = torch.cat((gate_proj.bias, self.up_proj.bias)) if self.has_bias else None
@@ -80,11 +80,11 @@ class FeedForward(nn.Module):
 
     def _ungated_hidden(self, x: Tensor) -> Tensor:
         up_proj = self.up_proj
-        can_fuse = type(up_proj) is nn.Linear and not has_forward_hooks(up_proj)
+        can_fuse = type(up_proj) is nn.Linear and not has_hooks_or_is_active_tap(up_proj)
         if can_fuse and self.has_bias and self.activation is Activation.GELU:
-            if is_compiling_cuda_bf16_training(x):
+            if is_compiling_cuda_bf16_autocast_training(x):
                 return linear_fused_bias_gelu(x, up_proj.weight, up_proj.bias)
-            if can_fuse_linear_gelu(x, up_proj.weight):
+            if should_fuse_linear_gelu_for_inference(x, up_proj.weight):
                 # Imported here, because Triton is installed only with CUDA builds of PyTorch.
                 from qkv.nn.linear_gelu_kernel import fused_linear_gelu
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from qkv.nn.norm import LayerNorm, RMSNorm
 
 
-def is_compiling_cuda_bf16_training(x: Tensor) -> bool:
+def is_compiling_cuda_bf16_autocast_training(x: Tensor) -> bool:
     """Whether this code is being compiled for training on a GPU with bfloat16 autocast."""
     return (
         x.is_cuda
@@ -23,30 +23,32 @@ def is_compiling_cuda_bf16_training(x: Tensor) -> bool:
 
 def linear_fused_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Returns GELU(x·Wᵀ + b). The GELU kernel also adds the bias and, in the backward pass, sums its gradient."""
-    from qkv.nn.fused_autograd_kernels import biased_gelu
+    from qkv.nn.fused_autograd_kernels import biased_gelu_forward
 
-    return biased_gelu(F.linear(x, weight), bias)
+    return biased_gelu_forward(F.linear(x, weight), bias)
 
 
-def fused_qkv(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+def fused_qkv_linear_bf16(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
     """Returns x·Wᵀ + b split into queries, keys and values of the given widths.
 
     In the backward pass, one kernel concatenates the three gradients and sums them for the bias.
     """
-    return _FusedQKV.apply(x, weight, bias, tuple(widths))
+    return _FusedQKVLinearBF16.apply(x, weight, bias, tuple(widths))
 
 
-def fused_residual_and_norm(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
+def residual_and_bf16_norm_fused_backward(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
     """Returns x and norm(x) in bfloat16.
 
     In the backward pass, one kernel computes the gradients of γ and β and adds the gradient through the norm to the
     gradient of the residual stream.
     """
     is_centered = isinstance(norm, LayerNorm)
-    return _NormWithFusedResidualGrad.apply(x, norm.weight, norm.bias if is_centered else None, norm.eps, is_centered)
+    return _ResidualAndBF16NormFusedBackward.apply(
+        x, norm.weight, norm.bias if is_centered else None, norm.eps, is_centered
+    )
 
 
-class _NormWithFusedResidualGrad(torch.autograd.Function):
+class _ResidualAndBF16NormFusedBackward(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -77,7 +79,7 @@ class _NormWithFusedResidualGrad(torch.autograd.Function):
         return grad_x, grad_params[0], grad_params[1] if ctx.has_bias else None, None, None
 
 
-class _FusedQKV(torch.autograd.Function):
+class _FusedQKVLinearBF16(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:  # noqa: ANN401
         x_bf16, weight_bf16 = x.to(torch.bfloat16), weight.to(torch.bfloat16)

@@ -121,8 +121,8 @@ def concat_and_sum_columns_kernel(
         )  # fmt: skip
 
 
-@torch.library.custom_op("qkv::biased_gelu", mutates_args=())
-def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
+@torch.library.custom_op("qkv::biased_gelu_forward", mutates_args=())
+def biased_gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     """Returns GELU(x + bias) as a contiguous tensor."""
     x, width = x.contiguous(), x.shape[-1]
     y, n_rows = torch.empty_like(x), x.numel() // width
@@ -132,8 +132,8 @@ def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-@biased_gelu.register_fake
-def _(x: Tensor, bias: Tensor) -> Tensor:  # noqa: ARG001
+@biased_gelu_forward.register_fake
+def _fake_biased_gelu_forward(x: Tensor, bias: Tensor) -> Tensor:  # noqa: ARG001
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -152,7 +152,7 @@ def biased_gelu_backward_partial_sums(grad_output: Tensor, x: Tensor, bias: Tens
 
 
 @biased_gelu_backward_partial_sums.register_fake
-def _(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _fake_biased_gelu_backward_partial_sums(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     n_programs = -(-(x.numel() // x.shape[-1]) // ROWS_PER_PROGRAM)
     partial_sums = x.new_empty((n_programs, x.shape[-1]), dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.contiguous_format), partial_sums
@@ -168,7 +168,7 @@ def _biased_gelu_autograd(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor
     return grad_x, partial_sums.sum(0).to(bias.dtype)
 
 
-biased_gelu.register_autograd(_biased_gelu_autograd, setup_context=_save_inputs)
+biased_gelu_forward.register_autograd(_biased_gelu_autograd, setup_context=_save_inputs)
 
 
 @torch.library.custom_op("qkv::concat_with_partial_column_sums", mutates_args=())
@@ -187,7 +187,7 @@ def concat_with_partial_column_sums(first: Tensor, second: Tensor, third: Tensor
 
 
 @concat_with_partial_column_sums.register_fake
-def _(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_concat_with_partial_column_sums(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     width = first.shape[1] + second.shape[1] + third.shape[1]
     n_programs = -(-len(first) // COPIED_ROWS_PER_PROGRAM)
     return first.new_empty(len(first), width), first.new_empty((n_programs, width), dtype=torch.float32)

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from qkv.nn.embedding import TokenEmbedding, Unembedding
-from qkv.nn.patches import PatchEmbedding
+from qkv.nn.patches import PatchProjection
 
-_INITIALIZED_MODULES = (nn.Linear, nn.Embedding, TokenEmbedding, PatchEmbedding, Unembedding, nn.GRU, nn.LSTM)
+_INITIALIZED_MODULES = (nn.Linear, nn.Embedding, TokenEmbedding, PatchProjection, Unembedding, nn.GRU, nn.LSTM)
 
 
 def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed: int = 0) -> None:
@@ -26,11 +26,11 @@ def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, se
             for parameter_name, parameter in module.named_parameters(recurse=False):
                 # Tied parameters belong to several modules. The first one in module order decides.
                 if id(parameter) not in initialized:
-                    _init_parameter(parameter_name, parameter, module_std, generator)
+                    _zero_bias_or_draw_normal(parameter_name, parameter, module_std, generator)
                     initialized.add(id(parameter))
 
 
-def _init_parameter(name: str, parameter: nn.Parameter, std: float, generator: torch.Generator) -> None:
+def _zero_bias_or_draw_normal(name: str, parameter: nn.Parameter, std: float, generator: torch.Generator) -> None:
     with torch.no_grad():
         if name.startswith("bias"):
             parameter.zero_()

@@ -29,7 +29,7 @@ class Int8Linear(nn.Module):
         self, int_weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"], bias: Float[Tensor, " out"] | None
     ) -> None:
         super().__init__()
-        check_int8()
+        check_int8_supported()
         safe_scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros has scale 0
         zero_points = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():
@@ -40,14 +40,19 @@ class Int8Linear(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     @classmethod
-    def concatenate(cls, layers: "Sequence[Int8Linear]", scales: Sequence[float]) -> "Int8Linear":
+    def concatenate(cls, layers: "Sequence[Int8Linear]", output_scales: Sequence[float]) -> "Int8Linear":
         """Returns one layer that concatenates the outputs of `layers`, each multiplied by its scale."""
         weights = [torch.ops.quantized.linear_unpack(layer._packed)[0] for layer in layers]  # noqa: SLF001 - same class
-        biases = [layer.bias * scale for layer, scale in zip(layers, scales, strict=True) if layer.bias is not None]
+        biases = [
+            layer.bias * scale for layer, scale in zip(layers, output_scales, strict=True) if layer.bias is not None
+        ]
         return cls(
             torch.cat([weight.int_repr() for weight in weights]),
             torch.cat(
-                [weight.q_per_channel_scales().float() * scale for weight, scale in zip(weights, scales, strict=True)]
+                [
+                    weight.q_per_channel_scales().float() * scale
+                    for weight, scale in zip(weights, output_scales, strict=True)
+                ]
             ),
             torch.cat(biases) if biases else None,
         )
@@ -68,7 +73,7 @@ class Int8Linear(nn.Module):
         return matmul(x / row_max, self._packed, True), row_max
 
 
-def check_int8() -> None:
+def check_int8_supported() -> None:
     """Raises `InputError` if this build of PyTorch has no FBGEMM int8 matmul."""
     engine = torch.backends.quantized.engine
     if engine not in ("x86", "fbgemm"):

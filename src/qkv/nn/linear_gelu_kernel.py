@@ -48,7 +48,7 @@ def linear_gelu_kernel(
 
 @torch.library.custom_op("qkv::fused_linear_gelu", mutates_args=())
 def fused_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns GELU(x·Wᵀ + b) for inputs that satisfy `compile_checks.can_fuse_linear_gelu`."""
+    """Returns GELU(x·Wᵀ + b) for inputs that satisfy `compile_checks.should_fuse_linear_gelu_for_inference`."""
     n_out, n_in = weight.shape
     rows = _align_for_tma(x.reshape(-1, n_in))
     hidden = rows.new_empty(len(rows), n_out)

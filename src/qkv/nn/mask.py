@@ -38,7 +38,7 @@ class Mask:
     no_empty_rows: bool = False
     """The caller guarantees that every query may attend to at least the key at its own position."""
     dense: DenseMask | None = None
-    """The rule as a boolean tensor, computed once for all layers by `materialize`."""
+    """The rule as a boolean tensor, computed once for all layers by `materialize_if_kernel_needs_it`."""
 
     def __post_init__(self) -> None:
         if self.sliding_window is not None and self.sliding_window < 1:
@@ -67,7 +67,7 @@ class Mask:
         others = (self.sliding_window, self.key_padding_mask, self.documents, self.query_positions, self.key_positions)
         return self.varlen is not None and not self.causal and all(other is None for other in others)
 
-    def materialize(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
+    def materialize_if_kernel_needs_it(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
         """Returns the mask with `dense` computed, unless a kernel can apply the rule directly.
 
         A square causal mask and, on a GPU, a packed row are left as rules.

@@ -77,7 +77,7 @@ def norm_residual_backward_partial_sums(
 
 
 @norm_residual_backward_partial_sums.register_fake
-def _(
+def _fake_norm_residual_backward_partial_sums(
     grad_normed: Tensor,  # noqa: ARG001
     grad_residual: Tensor,  # noqa: ARG001
     x: Tensor,

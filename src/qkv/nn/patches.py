@@ -8,7 +8,7 @@ from qkv.errors import InputError, ShapeError
 from qkv.tensors import Patches, Residual
 
 
-class PatchEmbedding(nn.Module):
+class PatchProjection(nn.Module):
     """Linear embedding of image patches.
 
     A token embedding is the same product, with a one-hot vector in place of the patch.
@@ -37,7 +37,7 @@ def split_into_patches(images: Float[Tensor, "image row column channel"], patch_
     return patches.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
-def check_patches(patches: Tensor, d_patch: int) -> None:
+def check_patches_shape_and_dtype(patches: Tensor, d_patch: int) -> None:
     """Raises an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
     if patches.ndim != 3 or patches.shape[2] != d_patch or patches.numel() == 0:
         shape = tuple(patches.shape)

@@ -64,7 +64,7 @@ class SinusoidalPositions(nn.Module):
         return tokens + sinusoidal_encoding(positions, tokens.shape[-1], self.style, dtype=tokens.dtype)
 
 
-class ConcatenatedPositions(nn.Module):
+class ConcatenatedSinusoidalPositions(nn.Module):
     """Sinusoidal embeddings concatenated with the token embeddings and projected back to d_model.
 
     [token; sinusoid]·W with W of shape 2d×d is more general than adding them and costs 2d² parameters (lecture E).

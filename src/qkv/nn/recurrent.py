@@ -2,14 +2,14 @@
 
 from contextlib import nullcontext
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from qkv.choices import CellKind, ScoreKind
+from qkv.choices import CellKind, RNNAttentionScore
 from qkv.errors import InputError
 from qkv.nn.cache import LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, masked_softmax
@@ -80,7 +80,14 @@ class _WithoutCudnnTF32:
 _WITHOUT_CUDNN_TF32 = _WithoutCudnnTF32()
 
 
-class RecurrentEncoder(nn.Module):
+class EncoderOutput(NamedTuple):
+    """Encoder states, and the initial state of the decoder."""
+
+    states: Residual
+    initial_decoder_state: State
+
+
+class BidirectionalRecurrentEncoder(nn.Module):
     """Bidirectional recurrent encoder. Each output state concatenates the states of both directions.
 
     It also computes the initial decoder state, tanh(W·[forward; backward]), from the last state of each direction.
@@ -98,7 +105,7 @@ class RecurrentEncoder(nn.Module):
         self.bridge = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(1 if cell is CellKind.GRU else 2))
         self.states = Tap()
 
-    def forward(self, x: Residual, attention_mask: AttentionMask | None = None) -> tuple[Residual, State]:
+    def forward(self, x: Residual, attention_mask: AttentionMask | None = None) -> EncoderOutput:
         """Returns the encoder states and the initial state of the decoder."""
         if attention_mask is None:
             states, last = run_recurrence_in_weight_dtype(self.recurrence, x)
@@ -113,7 +120,7 @@ class RecurrentEncoder(nn.Module):
             states = states.gather(1, inverse_order[..., None].expand_as(states)) * attention_mask[..., None]
         last = last if isinstance(last, tuple) else (last,)
         initial = tuple(self._initial_state(linear, part) for linear, part in zip(self.bridge, last, strict=True))
-        return self.states(states), initial
+        return EncoderOutput(self.states(states), initial)
 
     def _initial_state(self, linear: nn.Module, last: Tensor) -> Tensor:
         forward, backward = last[-2], last[-1]
@@ -134,12 +141,12 @@ class StateAttention(nn.Module):
     Taps as in `Attention`: `scores`, `weights` and `head_outputs`, with a single head.
     """
 
-    def __init__(self, d_model: int, *, kind: ScoreKind) -> None:
+    def __init__(self, d_model: int, *, kind: RNNAttentionScore) -> None:
         super().__init__()
         self.kind = kind
-        if kind is ScoreKind.GENERAL:
+        if kind is RNNAttentionScore.GENERAL:
             self.k_proj = nn.Linear(d_model, d_model, bias=False)
-        elif kind is ScoreKind.ADDITIVE:
+        elif kind is RNNAttentionScore.ADDITIVE:
             self.q_proj = nn.Linear(d_model, d_model, bias=False)
             self.k_proj = nn.Linear(d_model, d_model, bias=False)
             self.score_proj = nn.Linear(d_model, 1, bias=False)
@@ -148,30 +155,34 @@ class StateAttention(nn.Module):
     def forward(
         self,
         queries: Residual,
-        states: Float[Tensor, "source_batch key d_model"],
+        encoder_states: Float[Tensor, "source_batch key d_model"],
         *,
         mask: Mask | None = None,
         cache: LayerSourceCache | None = None,
     ) -> Residual:
-        """Attend from `queries` to `states`. With a cache, the keys are computed only in the first step."""
+        """Attend from `queries` to `encoder_states`. With a cache, the keys are computed only in the first step."""
         # Beams of the same source are folded into the query axis, as in `Attention`.
-        beams_per_source = queries.shape[0] // states.shape[0]
-        folded = queries.reshape(states.shape[0], beams_per_source * queries.shape[1], -1)
-        keys = self._keys_values(states)[0] if cache is None else cache.fetch(lambda: self._keys_values(states))[0]
+        beams_per_source = queries.shape[0] // encoder_states.shape[0]
+        folded = queries.reshape(encoder_states.shape[0], beams_per_source * queries.shape[1], -1)
+        keys = (
+            self._keys_values(encoder_states)[0]
+            if cache is None
+            else cache.get_or_compute(lambda: self._keys_values(encoder_states))[0]
+        )
         scores = self._compute_scores(folded, keys)
         if mask is not None:
             visible = mask.to_dense(scores.shape[-2], scores.shape[-1], scores.device)
             scores = scores.masked_fill(~visible, float("-inf"))
-        outputs = self.head_outputs(self.weights(masked_softmax(self.scores(scores))) @ states[:, None])
+        outputs = self.head_outputs(self.weights(masked_softmax(self.scores(scores))) @ encoder_states[:, None])
         return outputs[:, 0].reshape(queries.shape)
 
     def _keys_values(self, states: Tensor) -> tuple[Keys, Values]:
         """Returns the keys and values of the single head. The values are the states themselves."""
-        keys = states if self.kind is ScoreKind.DOT else self.k_proj(states)
+        keys = states if self.kind is RNNAttentionScore.DOT else self.k_proj(states)
         return keys[:, None], states[:, None]
 
     def _compute_scores(self, queries: Tensor, keys: Keys) -> Scores:
-        if self.kind is ScoreKind.ADDITIVE:
+        if self.kind is RNNAttentionScore.ADDITIVE:
             hidden = self.q_proj(queries)[:, :, None] + keys
             return self.score_proj(torch.tanh(hidden)).squeeze(-1)[:, None]
         return AttentionInputs(queries=queries[:, None], keys=keys, values=keys, scale=1.0).scores()
@@ -184,13 +195,15 @@ class AttentiveDecoder(nn.Module):
     recurrence, so all target states of a training batch attend in parallel.
     """
 
-    def __init__(self, d_model: int, *, cell: CellKind, n_layers: int, kind: ScoreKind, dropout: float = 0.0) -> None:
+    def __init__(
+        self, d_model: int, *, cell: CellKind, n_layers: int, kind: RNNAttentionScore, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.recurrence = build_recurrence(
             cell, d_model, d_model, n_layers=n_layers, bidirectional=False, dropout=dropout
         )
-        self.attention = None if kind is ScoreKind.NONE else StateAttention(d_model, kind=kind)
-        self.combine = None if kind is ScoreKind.NONE else nn.Linear(2 * d_model, d_model)
+        self.attention = None if kind is RNNAttentionScore.NONE else StateAttention(d_model, kind=kind)
+        self.combine = None if kind is RNNAttentionScore.NONE else nn.Linear(2 * d_model, d_model)
         self.states = Tap()
 
     def forward(

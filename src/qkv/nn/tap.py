@@ -54,7 +54,7 @@ class Tap(nn.Module):
         return value
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
+def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
     """Returns whether a forward hook is registered on the module, or whether it is a tap in use.
 
     Fused implementations skip the module's own forward, so they must not be used when this is true.

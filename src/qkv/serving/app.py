@@ -72,7 +72,7 @@ class RequestExecutor:
                 raise RequestError(499, "the client disconnected")
         return waiting.result()
 
-    async def stream(self, request: Request, frames: Iterator[bytes], first: bytes) -> AsyncIterator[bytes]:
+    async def stream(self, request: Request, frames_after_first: Iterator[bytes], first: bytes) -> AsyncIterator[bytes]:
         """Yields the frames of a stream. Checks before each frame whether the client is still connected."""
         loop = asyncio.get_running_loop()
         end = monotonic() + self.stream_timeout
@@ -84,7 +84,7 @@ class RequestExecutor:
                 if monotonic() > end:
                     yield _error_frame(f"stopped after {self.stream_timeout:g} seconds")
                     return
-                frame = await loop.run_in_executor(self.pool, catch_errors, lambda: next(frames, None))
+                frame = await loop.run_in_executor(self.pool, catch_errors, lambda: next(frames_after_first, None))
                 if frame is None:
                     return
                 if isinstance(frame, APIResponse):
@@ -200,14 +200,16 @@ def gzip_compress(body: bytes, *, is_text: bool) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
-def _load_page_files(page: Path) -> dict[str, APIResponse]:
+def _load_page_files(page_folder: Path) -> dict[str, APIResponse]:
     """Read the page's files by path, once, so that rebuilding the page does not affect a running server."""
     paths = [
-        path for path in page.rglob("*") if path.suffix in MEDIA_TYPES and path.is_file() and not path.is_symlink()
+        path
+        for path in page_folder.rglob("*")
+        if path.suffix in MEDIA_TYPES and path.is_file() and not path.is_symlink()
     ]
     files = {
-        path.relative_to(page).as_posix(): APIResponse(200, MEDIA_TYPES[path.suffix], path.read_bytes())
+        path.relative_to(page_folder).as_posix(): APIResponse(200, MEDIA_TYPES[path.suffix], path.read_bytes())
         for path in paths
     }
-    index = APIResponse(200, MEDIA_TYPES[".html"], index_html_or_notice(page).encode())
+    index = APIResponse(200, MEDIA_TYPES[".html"], index_html_or_notice(page_folder).encode())
     return {**files, "": index, "index.html": index}

@@ -84,8 +84,8 @@ class Explorer:
         yield from self._stream_generation_frames(request)
 
     def _stream_generation_frames(self, request: schemas.GenerateRequest) -> Iterator[bytes]:
-        loaded = self.registry.find(request.model)
-        steps = stream_generation(loaded, self.registry.task(loaded), request)
+        loaded = self.registry.find_or_register_checkpoint(request.model)
+        steps = stream_generation(loaded, self.registry.get_or_load_task(loaded), request)
         # An error before the first frame is raised, so that the response has an HTTP status.
         yield add_length_prefix(encode_frame(next(steps)))
         try:
@@ -97,21 +97,21 @@ class Explorer:
     def _build_endpoints(self) -> dict[str, Endpoint]:
         # Schema, view function, and whether the view runs parts of the model.
         run_views = {
-            "heads": (schemas.StackRequest, views.heads_view, False),
+            "heads": (schemas.StackRequest, views.head_pattern_scores_view, False),
             "attention": (schemas.LayerRequest, views.layer_attention_view, False),
             "tile": (schemas.AttentionTileRequest, views.attention_tile_view, False),
             "row": (schemas.RowRequest, views.row_view, False),
-            "map": (schemas.MapRequest, views.map_view, False),
+            "map": (schemas.MapRequest, views.pooled_map_view, False),
             "neuron": (schemas.NeuronViewRequest, views.neuron_view, True),
             "residual": (schemas.StackRequest, views.residual_view, True),
-            "attention_output": (schemas.RowRequest, views.attention_output_view, True),
+            "attention_output": (schemas.RowRequest, views.head_norms_and_value_weighted_view, True),
             "lens": (schemas.TopTokensRequest, views.logit_lens_view, True),
             "logit_attribution": (schemas.LogitAttributionRequest, views.logit_attribution_view, True),
             "embeddings": (schemas.TopTokensRequest, views.embeddings_view, True),
         }
         endpoints = {
-            f"/api/{name}": Endpoint(schema=schema, handler=self._handle_run_view(view, uses_model=uses_model))
-            for name, (schema, view, uses_model) in run_views.items()
+            f"/api/{name}": Endpoint(schema=schema, handler=self._make_run_view_handler(view, locks_model=locks_model))
+            for name, (schema, view, locks_model) in run_views.items()
         }
         health = {"ok": True, "version": version("qkv")}
         return endpoints | {
@@ -126,7 +126,7 @@ class Explorer:
             ),
             "/api/coreference": Endpoint(schema=schemas.CoreferenceRequest, handler=self._coreference),
             "/api/positions": Endpoint(schema=schemas.PositionSimilarityRequest, handler=self._position_similarity),
-            "/api/timeline": Endpoint(schema=schemas.TimelineRequest, handler=self._timeline),
+            "/api/timeline": Endpoint(schema=schemas.CheckpointTimelineRequest, handler=self._checkpoint_timeline),
             "/api/compare": Endpoint(schema=schemas.CompareRunsRequest, handler=self._compare_runs),
             "/api/generate": Endpoint(
                 schema=schemas.GenerateRequest, handler=self._stream_generation_frames, content_type=FRAMES
@@ -139,31 +139,31 @@ class Explorer:
             ),
         }
 
-    def _handle_run_view(self, view: Callable[[Any, Any], Any], *, uses_model: bool) -> Callable[[Any], Any]:
+    def _make_run_view_handler(self, view: Callable[[Any, Any], Any], *, locks_model: bool) -> Callable[[Any], Any]:
         """Returns the handler of a view of a run.
 
         A view that runs parts of the model holds the model's lock, because another request may apply interventions.
         """
 
         def handle(request: schemas.RunViewRequest | schemas.MapRequest) -> dict[str, Any]:
-            run = self.runs.find(request.run)
-            with run.loaded.lock if uses_model else nullcontext(), torch.no_grad():
+            run = self.runs.find_or_recompute(request.run)
+            with run.loaded.lock if locks_model else nullcontext(), torch.no_grad():
                 return view(run, request)
 
         return handle
 
     def _add_model(self, request: schemas.AddModelRequest) -> dict[str, Any]:
-        return self.registry.summarize(self.registry.add(request.path))
+        return self.registry.summarize_or_error(self.registry.add(request.path))
 
     def _list_taps(self, request: schemas.ModelRequest) -> dict[str, Any]:
-        task = self.registry.task(self.registry.find(request.model))
+        task = self.registry.get_or_load_task(self.registry.find_or_register_checkpoint(request.model))
         return {"taps": [name for name in named_taps(task.model) if not name.endswith(".inputs")]}
 
     def _coreference(self, request: schemas.CoreferenceRequest) -> dict[str, Any]:
-        loaded = self.registry.find(request.model)
+        loaded = self.registry.find_or_register_checkpoint(request.model)
         with loaded.lock:
             view = coreference(
-                self.registry.task(loaded),
+                self.registry.get_or_load_task(loaded),
                 request.text,
                 pronoun=request.pronoun,
                 candidates=list(request.candidates),
@@ -175,12 +175,12 @@ class Explorer:
         }
 
     def _position_similarity(self, request: schemas.PositionSimilarityRequest) -> dict[str, Any]:
-        loaded = self.registry.find(request.model)
+        loaded = self.registry.find_or_register_checkpoint(request.model)
         with loaded.lock:
-            return {"similarity": position_similarity(self.registry.task(loaded).model, request.n)}
+            return {"similarity": position_similarity(self.registry.get_or_load_task(loaded).model, request.n)}
 
-    def _timeline(self, request: schemas.TimelineRequest) -> dict[str, Any]:
-        run = self.registry.find(request.model).run
+    def _checkpoint_timeline(self, request: schemas.CheckpointTimelineRequest) -> dict[str, Any]:
+        run = self.registry.find_or_register_checkpoint(request.model).run
         if run is None or not run.checkpoint_steps():
             raise InputError(f"{request.model}: a timeline requires a run folder with checkpoints")
         # Each checkpoint is loaded as a separate model, so no lock is needed. Only one is in memory at a time.
@@ -190,12 +190,18 @@ class Explorer:
 
     def _compare_runs(self, request: schemas.CompareRunsRequest) -> dict[str, Any]:
         with torch.no_grad():
-            return views.compare_view(self.runs.find(request.left), self.runs.find(request.right), request)
+            return views.compare_view(
+                self.runs.find_or_recompute(request.left), self.runs.find_or_recompute(request.right), request
+            )
 
     def _translate(self, request: schemas.TranslateRequest) -> dict[str, Any]:
-        loaded = self.registry.find(request.model)
-        return translation_response(loaded, self.registry.task(loaded), request)
+        loaded = self.registry.find_or_register_checkpoint(request.model)
+        return translation_response(loaded, self.registry.get_or_load_task(loaded), request)
 
     def _estimate_cost(self, request: schemas.CostRequest) -> dict[str, Any]:
-        config = None if request.model is None else self.registry.config(self.registry.find(request.model))
+        config = (
+            None
+            if request.model is None
+            else self.registry.get_or_load_config(self.registry.find_or_register_checkpoint(request.model))
+        )
         return cost_response(request, config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.choices import AttentionKind
+from qkv.choices import AttentionStack
 from qkv.errors import InputError
 from qkv.serving.frame_codec import decode_frame, split_frame
 from qkv.serving.responses import FRAME, APIResponse, RequestError
@@ -50,7 +50,7 @@ def export_responses(explorer: "Explorer", request: ExportRequest) -> APIRespons
         return APIResponse(200, NPZ, _encode_npz(frames), "explorer.npz")
     if len(frames) != 1:
         raise InputError(f"a CSV file holds exactly 1 view, got {len(frames)}")
-    return APIResponse(200, CSV, _encode_csv(*frames[0]).encode(), f"{frames[0][0]}.csv")
+    return APIResponse(200, CSV, _encode_map_table_or_long_csv(*frames[0]).encode(), f"{frames[0][0]}.csv")
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,18 @@ def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedRespons
 def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterator[APIRequest]:
     """Yields the requests that the page sends for every view of a run with default settings."""
     response = json.loads(replay_request(explorer, run).recorded.response)
-    views = explorer.registry.summarize(explorer.registry.find(response["model"]))["views"]
+    views = explorer.registry.summarize_or_error(explorer.registry.find_or_register_checkpoint(response["model"]))[
+        "views"
+    ]
     yield APIRequest(path="/api/models")
     yield run
     for stack in response["stacks"]:
         body = {"run": response["run"], "stack": stack["stack"]}
         yield APIRequest(path="/api/heads", body=body)
         yield APIRequest(path="/api/map", body=body)
-        if "residual" in views and stack["stack"] != AttentionKind.CROSS.value:
+        if "residual" in views and stack["stack"] != AttentionStack.CROSS.value:
             yield APIRequest(path="/api/residual", body=body)
-        yield from _layer_and_head_view_requests(response, stack, views)
+        yield from _layer_and_head_requests_capped_by_size(response, stack, views)
     for view in ("lens", "embeddings"):
         if view in views:
             yield APIRequest(path=f"/api/{view}", body={"run": response["run"]})
@@ -98,19 +100,21 @@ def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterat
     yield APIRequest(path="/api/cost", body={"model": response["model"]})
 
 
-def _layer_and_head_view_requests(run: dict[str, Any], stack: dict[str, Any], views: list[str]) -> Iterator[APIRequest]:
+def _layer_and_head_requests_capped_by_size(
+    run: dict[str, Any], stack: dict[str, Any], views: list[str]
+) -> Iterator[APIRequest]:
     """Yields the requests for every layer and head. For a long text, only the first layer and head are complete."""
     stack_body = {"run": run["run"], "stack": stack["stack"]}
     n_weights = stack["n_layers"] * stack["n_heads"] * stack["n_queries"] * stack["n_keys"]
     is_long = 4 * n_weights > MAX_ALL_HEADS_BYTES
-    query = {"query": _first_mask_or_last_position(run, stack)}
+    query = {"query": _first_mask_or_last_nonspecial(run, stack)}
     for layer in range(stack["n_layers"]):
         layer_body = {**stack_body, "layer": layer}
         yield APIRequest(path="/api/attention", body=layer_body)
         if is_long and layer > 0:
             continue
         yield APIRequest(path="/api/row", body=layer_body | query)
-        if "residual" in views and stack["stack"] != AttentionKind.CROSS.value:
+        if "residual" in views and stack["stack"] != AttentionStack.CROSS.value:
             yield APIRequest(path="/api/attention_output", body=layer_body | query)
         for head in range(1 if is_long else stack["n_heads"]):
             yield APIRequest(path="/api/map", body={**layer_body, "head": head})
@@ -118,11 +122,11 @@ def _layer_and_head_view_requests(run: dict[str, Any], stack: dict[str, Any], vi
                 yield APIRequest(path="/api/neuron", body={**layer_body, "head": head} | query)
 
 
-def _first_mask_or_last_position(run: dict[str, Any], stack: dict[str, Any]) -> int:
+def _first_mask_or_last_nonspecial(run: dict[str, Any], stack: dict[str, Any]) -> int:
     """Returns the query that the page selects first: the first [MASK], or the last token that is not special."""
     if run["predicts"] == "this_token" and run["predictions"]:
         return run["predictions"][0]["position"]
-    rows, n = run["source" if stack["stack"] == AttentionKind.ENCODER.value else "sequence"], stack["n_queries"]
+    rows, n = run["source" if stack["stack"] == AttentionStack.ENCODER.value else "sequence"], stack["n_queries"]
     return n - 2 if n > 2 and rows["is_special"][n - 1] else n - 1
 
 
@@ -139,7 +143,7 @@ def _encode_npz(frames: list[tuple[str, bytes]]) -> bytes:
     return file.getvalue()
 
 
-def _encode_csv(name: str, frame: bytes) -> str:
+def _encode_map_table_or_long_csv(name: str, frame: bytes) -> str:
     """Returns a map as a table with labels, and any other view with one number and its indices in each line."""
     file = io.StringIO()
     writer = csv.writer(file)

@@ -29,7 +29,7 @@ class WeightsToQuantize:
 def encode_frame(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, strings, numbers and tensors
     """Encode a tree as a frame. Tensors become blobs, and non-finite floats become null."""
     blobs: list[Blob] = []
-    tree = _extract_blobs(data, "data", blobs)
+    tree = _to_json_and_extract_blobs(data, "data", blobs)
     return build_frame(tree, blobs)
 
 
@@ -56,12 +56,12 @@ def split_frame(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
 def encode_json_nan_as_null(data: Any) -> bytes:  # noqa: ANN401
     """Encode a tree without tensors as JSON. Non-finite floats become null."""
     blobs: list[Blob] = []
-    tree = _extract_blobs(data, "data", blobs)
+    tree = _to_json_and_extract_blobs(data, "data", blobs)
     assert not blobs, "tensors need a frame"
     return json.dumps(tree, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
+def _to_json_and_extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: ANN401
     match value:
         case Tensor() | WeightsToQuantize():
             dtype, array = _encode_dtype_and_array(value)
@@ -72,9 +72,9 @@ def _extract_blobs(value: Any, name: str, blobs: list[Blob]) -> Any:  # noqa: AN
         case float():
             return value if isfinite(value) else None
         case Mapping():
-            return {str(key): _extract_blobs(item, str(key), blobs) for key, item in value.items()}
+            return {str(key): _to_json_and_extract_blobs(item, str(key), blobs) for key, item in value.items()}
         case list() | tuple():
-            return [_extract_blobs(item, name, blobs) for item in value]
+            return [_to_json_and_extract_blobs(item, name, blobs) for item in value]
         case _:
             return value
 
@@ -87,7 +87,7 @@ def _encode_dtype_and_array(value: Tensor | WeightsToQuantize) -> tuple[str, np.
     return kind, value.detach().cpu().numpy().astype(DTYPES[kind], order="C")
 
 
-def _build_sqrt_to_uint8_table() -> np.ndarray:
+def _build_sqrt_half_step_to_coarse_byte() -> np.ndarray:
     """Returns the byte for each half step of the square root.
 
     Below 62 only every fourth byte is used, and below 126 every second. Most weights are that small, so the compressed
@@ -98,7 +98,7 @@ def _build_sqrt_to_uint8_table() -> np.ndarray:
     return (np.round(half_steps / step) * step).astype(np.uint8)
 
 
-_BYTE_OF_HALF_STEP = _build_sqrt_to_uint8_table()
+_BYTE_OF_HALF_STEP = _build_sqrt_half_step_to_coarse_byte()
 
 
 def _insert_arrays(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401

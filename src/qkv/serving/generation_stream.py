@@ -34,15 +34,14 @@ from qkv.serving.run_cache import build_interventions, token_label, tokens_to_js
 from qkv.serving.schemas import GenerateRequest, PatchSpec
 from qkv.tasks import LanguageModel, Task
 from qkv.text import StreamingDecoder
-from qkv.training.device_calibration import device_name
+from qkv.training.device_calibration import gpu_name_or_cpu_threads
 
 
 @dataclass(frozen=True)
 class _ForwardPass:
     """Measurements of one forward pass."""
 
-    attention: Float[Tensor, "layer head key"]
-    """Attention weights of the last query."""
+    last_query_attention: Float[Tensor, "layer head key"]
     n_computed: int
     milliseconds: float
 
@@ -71,14 +70,14 @@ class _AttentionRecordingDecoder:
         if self.decoder is None:
             return self._recompute_last_logits()
         decoder = self.decoder
-        with self._intervene_and_record_pass(len(prompt)):
+        with self._intervene_and_record_last_query(len(prompt)):
             return decoder.prefill([list(prompt)])
 
     def step(self, ids: Tensor) -> Tensor:
         self.ids += ids.tolist()
         if self.decoder is None:
             return self._recompute_last_logits()
-        with self._intervene_and_record_pass(1):
+        with self._intervene_and_record_last_query(1):
             return self.decoder.step(ids)
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:
@@ -86,12 +85,12 @@ class _AttentionRecordingDecoder:
 
     def _recompute_last_logits(self) -> Tensor:
         model = self.task.model
-        with self._intervene_and_record_pass(len(self.ids)):
+        with self._intervene_and_record_last_query(len(self.ids)):
             states = model.hidden_states(torch.tensor([self.ids], device=model.embedding.token.weight.device))
             return model.unembedding(states[:, -1:])[:, 0]
 
     @contextmanager
-    def _intervene_and_record_pass(self, n_computed: int) -> Iterator[None]:
+    def _intervene_and_record_last_query(self, n_computed: int) -> Iterator[None]:
         layers: list[AttentionInputs] = []
         with self.loaded.lock, torch.inference_mode(), ExitStack() as stack:
             for tap in match_taps(self.task.model, "blocks.*.attention.inputs").values():
@@ -139,7 +138,9 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
     decoder = None
     if request.use_cache:
         decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + sequence.limit.max_new_tokens - 1)
-    calibration = find_newest_calibration(Mode.DECODE, Precision.FLOAT32, device=device_name(torch.device("cpu")))
+    calibration = find_newest_calibration(
+        Mode.DECODE, Precision.FLOAT32, device=gpu_name_or_cpu_threads(torch.device("cpu"))
+    )
     observed = _AttentionRecordingDecoder(task, loaded, interventions, decoder, calibration)
     values_per_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     yield {
@@ -213,7 +214,7 @@ def _step_frame(
         "label": token_label(task.tokenizer, step.id),
         "probability": next(candidate["probability"] for candidate in candidates if candidate["is_chosen"]),
         "candidates": candidates,
-        "attention": forward.attention,
+        "attention": forward.last_query_attention,
         "n_computed": forward.n_computed,
         "n_cached": n_cached,
         "cache_bytes": n_bytes,

@@ -11,8 +11,8 @@ from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq, build
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer, load_tokenizer
-from qkv.weights.families import parse_published_config
-from qkv.weights.model_loader import ModelBundle, check_vocabulary_sizes
+from qkv.weights.families import config_from_published_with_remarks
+from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabulary
 from qkv.weights.published_weights import load_published_weights
 
 
@@ -37,12 +37,12 @@ def task_from_published(model: PublishedModel, tokenizer: PublishedTokenizer, *,
     # As config.json would contain them. The object itself has many more settings, all at their defaults.
     settings = json.loads(model.config.to_json_string())
     tensors = {key: tensor.detach().float().cpu() for key, tensor in model.state_dict().items()}
-    config, remarks = parse_published_config(settings, tensors)
+    config, remarks = config_from_published_with_remarks(settings, tensors)
     converted = build(config)
     load_published_weights(converted, tensors)
     converted_tokenizer = _convert_tokenizer(tokenizer)
     loaded = ModelBundle(converted.eval(), converted_tokenizer, tuple(remarks))
-    check_vocabulary_sizes(loaded, Path(name))
+    check_token_ids_within_vocabulary(loaded, Path(name))
     match loaded.model:
         case GPT():
             return LanguageModel(loaded.model, converted_tokenizer, name=name)

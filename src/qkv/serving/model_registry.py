@@ -59,24 +59,26 @@ class ModelRegistry:
         for name, folder in (shipped_model_folders() if zoo else {}).items():
             self._models.setdefault(name, RegisteredModel(name, "shipped", folder))
 
-    def add(self, name: str) -> RegisteredModel:
+    def add(self, path_or_shipped_name: str) -> RegisteredModel:
         """Register a shipped model, run folder, model folder or model file.
 
         Names on the Hugging Face Hub are not accepted, because nothing is downloaded.
         """
-        path, zoo = Path(name), shipped_model_folders()
+        path, zoo = Path(path_or_shipped_name), shipped_model_folders()
         try:
-            exists = bool(name) and path.exists()
+            exists = bool(path_or_shipped_name) and path.exists()
         except OSError:
             exists = False  # the name is longer than a path can be
-        if not exists and name in zoo:
-            loaded = RegisteredModel(name, "shipped", zoo[name])
+        if not exists and path_or_shipped_name in zoo:
+            loaded = RegisteredModel(path_or_shipped_name, "shipped", zoo[path_or_shipped_name])
         elif exists:
-            loaded = RegisteredModel(name, "user", path)
+            loaded = RegisteredModel(path_or_shipped_name, "user", path)
         else:
-            raise RequestError(404, f"{name}: no such folder or file, and no shipped model has this name")
+            raise RequestError(
+                404, f"{path_or_shipped_name}: no such folder or file, and no shipped model has this name"
+            )
         with self._lock:
-            return self._models.setdefault(name, loaded)
+            return self._models.setdefault(path_or_shipped_name, loaded)
 
     @property
     def user_models(self) -> Sequence[RegisteredModel]:
@@ -88,35 +90,37 @@ class ModelRegistry:
             registered = list(self._models.values())
         listed = [loaded for loaded in registered if loaded.source != "checkpoint"]
         return {
-            "models": [self.summarize(loaded) for loaded in listed],
+            "models": [self.summarize_or_error(loaded) for loaded in listed],
             "default_model": listed[0].id if listed else None,
         }
 
-    def summarize(self, loaded: RegisteredModel) -> dict[str, Any]:
+    def summarize_or_error(self, loaded: RegisteredModel) -> dict[str, Any]:
         try:
             return summarize_model(
-                loaded, self.config(loaded), count_tokens=lambda text: _count_input_tokens(self.task(loaded), text)
+                loaded,
+                self.get_or_load_config(loaded),
+                count_tokens=lambda text: _count_input_tokens(self.get_or_load_task(loaded), text),
             )
         except QKVError as error:
             return {"id": loaded.id, "name": loaded.id, "source": loaded.source, "error": str(error)}
 
-    def find(self, name: str) -> RegisteredModel:
+    def find_or_register_checkpoint(self, model_id: str) -> RegisteredModel:
         """Returns the model with this id. The id of a checkpoint is `RUN@STEP`."""
         with self._lock:
-            if name in self._models:
-                return self._models[name]
-        match = _CHECKPOINT_ID.fullmatch(name)
+            if model_id in self._models:
+                return self._models[model_id]
+        match = _CHECKPOINT_ID.fullmatch(model_id)
         parent = self._models.get(match[1]) if match else None
         if match and parent is not None and parent.run is not None:
             step = int(match[2])
             if step not in parent.run.checkpoint_steps():
-                raise RequestError(404, f"{name}: the run has no checkpoint at step {step}")
-            checkpoint = RegisteredModel(name, "checkpoint", parent.run.checkpoint_folder(step))
+                raise RequestError(404, f"{model_id}: the run has no checkpoint at step {step}")
+            checkpoint = RegisteredModel(model_id, "checkpoint", parent.run.checkpoint_folder(step))
             with self._lock:
-                return self._models.setdefault(name, checkpoint)
-        raise RequestError(404, f"no open model is named {name!r}")
+                return self._models.setdefault(model_id, checkpoint)
+        raise RequestError(404, f"no open model is named {model_id!r}")
 
-    def task(self, loaded: RegisteredModel) -> Task:
+    def get_or_load_task(self, loaded: RegisteredModel) -> Task:
         """Returns the model with its tokenizer, and loads both if necessary."""
         if loaded.path is not None and not loaded.path.exists():
             raise RequestError(410, f"the open model {loaded.id} was deleted: {loaded.path} no longer exists")
@@ -135,7 +139,7 @@ class ModelRegistry:
                 self._with_weights.popitem(last=False)[1].task = None
         return task
 
-    def config(self, loaded: RegisteredModel) -> ModelConfig:
+    def get_or_load_config(self, loaded: RegisteredModel) -> ModelConfig:
         """Returns the model's config. Weights are only loaded if the folder is not in qkv's own format."""
         if loaded.config is None:
             assert loaded.path is not None
@@ -146,7 +150,7 @@ class ModelRegistry:
             loaded.config = (
                 config_from_dict(read_json_object(folder / "config.json"))
                 if is_native
-                else self.task(loaded).model.config
+                else self.get_or_load_task(loaded).model.config
             )
         return loaded.config
 

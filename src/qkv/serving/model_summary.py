@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qkv.choices import AttentionKind, ScoreKind
+from qkv.choices import AttentionStack, RNNAttentionScore
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost import count_parameters
 from qkv.zoo import CARD_FILE, read_model_card
@@ -25,7 +25,7 @@ def summarize_model(
     """
     run = loaded.run
     name = loaded.id.rstrip("/").rpartition("/")[2] or loaded.id
-    examples = _example_texts(config, name)
+    examples = _example_texts_by_family_and_language(config, name)
     has_card = loaded.path is not None and (loaded.path / CARD_FILE).is_file()
     is_small = config.context_length < MIN_CONTEXT_FOR_EXAMPLES
     return {
@@ -48,7 +48,9 @@ def summarize_model(
         ],
         "best_step": int(run.best_or_latest_checkpoint().name.removeprefix("step-")) if run else None,
         "classes": list(_classifier_labels(config)),
-        "examples": _truncate_examples(examples, config.context_length, count_tokens) if is_small else examples,
+        "examples": _filter_fitting_or_truncate_first(examples, config.context_length, count_tokens)
+        if is_small
+        else examples,
         "error": None,
     }
 
@@ -57,15 +59,15 @@ def attention_stacks(config: ModelConfig) -> list[dict[str, Any]]:
     """Returns the attention stacks of a model with their numbers of layers and heads."""
     match config:
         case GPTConfig() | BERTConfig():
-            stacks = [(AttentionKind.SELF, config.n_layers, config.n_heads)]
+            stacks = [(AttentionStack.SELF, config.n_layers, config.n_heads)]
         case Seq2SeqConfig():
             stacks = [
-                (AttentionKind.ENCODER, config.n_encoder_layers, config.n_heads),
-                (AttentionKind.DECODER, config.n_decoder_layers, config.n_heads),
-                (AttentionKind.CROSS, config.n_decoder_layers, config.n_heads),
+                (AttentionStack.ENCODER, config.n_encoder_layers, config.n_heads),
+                (AttentionStack.DECODER, config.n_decoder_layers, config.n_heads),
+                (AttentionStack.CROSS, config.n_decoder_layers, config.n_heads),
             ]
         case RNNConfig():
-            stacks = [] if config.attention is ScoreKind.NONE else [(AttentionKind.CROSS, 1, 1)]
+            stacks = [] if config.attention is RNNAttentionScore.NONE else [(AttentionStack.CROSS, 1, 1)]
     return [{"stack": stack, "n_layers": n_layers, "n_heads": n_heads} for stack, n_layers, n_heads in stacks]
 
 
@@ -92,7 +94,7 @@ def _supported_views(config: ModelConfig) -> list[str]:
         case Seq2SeqConfig():
             return [*attention_views, *_TRANSFORMER_VIEWS, "lens", "embeddings", "translate", "cost"]
         case RNNConfig():
-            has_attention = config.attention is not ScoreKind.NONE
+            has_attention = config.attention is not RNNAttentionScore.NONE
             return [*(attention_views if has_attention else []), "lens", "embeddings", "translate", "cost"]
 
 
@@ -105,7 +107,7 @@ def _classifier_labels(config: ModelConfig) -> tuple[str, ...]:
 _COREFERENCE_TEXT = "The animal didn't cross the street because it was too {}."
 
 
-def _example_texts(config: ModelConfig, name: str) -> list[dict[str, Any]]:
+def _example_texts_by_family_and_language(config: ModelConfig, model_name: str) -> list[dict[str, Any]]:
     """Returns example texts. A translation model gets texts in the language its name starts with, such as es-en."""
     coreference = [(_COREFERENCE_TEXT.format(word), "what does it refer to?") for word in ("tired", "wide")]
     match config:
@@ -118,7 +120,7 @@ def _example_texts(config: ModelConfig, name: str) -> list[dict[str, Any]]:
         case BERTConfig():
             masked = [("The cat [MASK] on the mat.", "fill in a word")] if config.masked_lm_head else []
             texts = [*masked, *coreference]
-        case Seq2SeqConfig() | RNNConfig() if name.startswith("es"):
+        case Seq2SeqConfig() | RNNConfig() if model_name.startswith("es"):
             texts = [
                 ("El gato negro duerme en la casa blanca.", "adjective order"),
                 ("Nunca he visto una casa tan grande.", "missing subject"),
@@ -129,7 +131,7 @@ def _example_texts(config: ModelConfig, name: str) -> list[dict[str, Any]]:
     return [{"text": text, "second": None, "description": description} for text, description in texts]
 
 
-def _truncate_examples(
+def _filter_fitting_or_truncate_first(
     examples: list[dict[str, Any]], context_length: int, count_tokens: Callable[[str], int]
 ) -> list[dict[str, Any]]:
     """Returns the examples that leave a quarter of the context free for new tokens.

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from qkv.data.file_io import convert_disk_errors
+from qkv.data.file_io import convert_os_errors_to_disk_error
 from qkv.errors import InputError, MissingExtraError
 from qkv.serving.explorer import Explorer
 from qkv.serving.export import replay_request, view_requests_with_defaults
@@ -68,7 +68,7 @@ class ExplorerPage:
     def save(self, path: str | Path) -> None:
         """Save the page as a standalone HTML file that needs no server."""
         content = self.html().encode()
-        with convert_disk_errors(Path(path), len(content)):
+        with convert_os_errors_to_disk_error(Path(path), len(content)):
             Path(path).write_bytes(content)
 
     def record_responses(self) -> list[RecordedResponse]:

@@ -32,7 +32,7 @@ from qkv.serving.responses import RequestError
 from qkv.serving.schemas import EdgeMaskSpec, HeadAblationSpec, InterventionSpecs, PatchSpec, RunRequest
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 
 MAX_CACHE_BYTES = 2**28
 """Limit on the size of all cached activations. The newest run is kept regardless of its size."""
@@ -76,11 +76,11 @@ class RunCache:
         with self._lock:
             cached = self._runs.get(run_id)
         if cached is not None:
-            self.registry.task(cached.loaded)  # raises if the model was deleted in the meantime
+            self.registry.get_or_load_task(cached.loaded)  # raises if the model was deleted in the meantime
             return self._store(cached)
         return self._store(self._compute(run_id, request))
 
-    def find(self, run_id: str) -> Run:
+    def find_or_recompute(self, run_id: str) -> Run:
         """Returns a run by id, and recomputes it if it was evicted."""
         with self._lock:
             request = self._requests.get(run_id)
@@ -102,10 +102,10 @@ class RunCache:
         return run
 
     def _compute(self, run_id: str, request: RunRequest) -> Run:
-        loaded = self.registry.find(request.model)
-        task = self.registry.task(loaded)
+        loaded = self.registry.find_or_register_checkpoint(request.model)
+        task = self.registry.get_or_load_task(loaded)
         with loaded.lock:
-            model_input, second = prepare_run_input(task, request.text, request.second)
+            model_input, second = prepare_input_translating_if_needed(task, request.text, request.second)
             start = perf_counter()
             with apply_interventions(task.model, build_interventions(task, request.interventions)):
                 cache = run_with_cache(task.model, model_input)
@@ -123,7 +123,7 @@ class RunCache:
         )
 
 
-def prepare_run_input(task: Task, text: str, second: str | None) -> tuple[ModelInput, str | None]:
+def prepare_input_translating_if_needed(task: Task, text: str, second: str | None) -> tuple[ModelInput, str | None]:
     """Returns the model input and the second text.
 
     If no translation is passed to a translation model, it translates the text itself.
@@ -132,14 +132,14 @@ def prepare_run_input(task: Task, text: str, second: str | None) -> tuple[ModelI
         raise InputError("the text is empty: got 0 words, expected at least 1")
     if not isinstance(task, Translator):
         return prepare_input(task, text, second), second
-    source_text = prepare_and_check_source(task, text)
+    source_text = normalize_prefix_and_check_source(task, text)
     if second is not None:
         return prepare_input(task, source_text, second), second
     best = task.translate_batch([text], beam=BeamConfig(n_beams=5))[0].hypotheses[0]
     return prepare_input(task, source_text, best.ids), best.text
 
 
-def prepare_and_check_source(task: Translator, text: str) -> str:
+def normalize_prefix_and_check_source(task: Translator, text: str) -> str:
     """Returns the source text as the translation model receives it. Raises if it is empty or too long."""
     if not (source_text := task.normalize_and_add_prefix(text)):
         raise InputError("the text has 0 words, expected at least 1")
@@ -159,7 +159,7 @@ def _build_intervention(task: Task, spec: HeadAblationSpec | EdgeMaskSpec | Patc
         case EdgeMaskSpec():
             return EdgeMask(stack=spec.stack, query=spec.query, key=spec.key, layer=spec.layer, head=spec.head)
         case PatchSpec():
-            other, _ = prepare_run_input(task, spec.text, spec.second)
+            other, _ = prepare_input_translating_if_needed(task, spec.text, spec.second)
             return ActivationPatch(tap=spec.tap, other=other, positions=spec.positions)
 
 
@@ -208,7 +208,7 @@ def tokens_to_json(tokens: TokenizedText) -> dict[str, Any]:
 
 def token_label(tokenizer: Tokenizer, token_id: int) -> str:
     """Returns a token's text with visible whitespace."""
-    return mark_whitespace(token_text(tokenizer, token_id))
+    return mark_whitespace(token_text_or_vocabulary_name(tokenizer, token_id))
 
 
 def _mask_or_last_positions(run: Run) -> list[int]:

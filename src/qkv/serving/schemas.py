@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qkv.choices import AttentionKernel, AttentionKind
+from qkv.choices import AttentionKernel, AttentionStack
 from qkv.config import Config, SamplingConfig
 from qkv.cost import Mode, Precision
 from qkv.errors import ConfigError
@@ -18,7 +18,7 @@ class HeadAblationSpec(Config):
     """Zero the output of an attention head."""
 
     kind: Literal["head"]
-    stack: AttentionKind
+    stack: AttentionStack
     layer: Index
     head: Index
 
@@ -27,7 +27,7 @@ class EdgeMaskSpec(Config):
     """Mask attention from a query to a key, in all layers and heads by default."""
 
     kind: Literal["edge"]
-    stack: AttentionKind
+    stack: AttentionStack
     query: Index
     key: Index
     layer: Index | None = None
@@ -70,7 +70,7 @@ class RunViewRequest(Config):
 
 
 class StackRequest(RunViewRequest):
-    stack: AttentionKind | None = None
+    stack: AttentionStack | None = None
 
 
 class LayerRequest(StackRequest):
@@ -94,7 +94,7 @@ class NeuronViewRequest(RowRequest):
 class MapOptions(Config):
     """Which attention map to compute, and how to postprocess it."""
 
-    stack: AttentionKind | None = None
+    stack: AttentionStack | None = None
     kind: Literal["weights", "value-weighted", "rollout"] = "weights"
     layer: Index | None = None
     head: Index | None = None
@@ -133,11 +133,11 @@ class PositionSimilarityRequest(Config):
     n: Annotated[int, Field(strict=True, ge=1, le=512)]
 
 
-class TimelineRequest(Config):
+class CheckpointTimelineRequest(Config):
     model: str
     text: str
     second: str | None = None
-    stack: AttentionKind | None = None
+    stack: AttentionStack | None = None
 
 
 class GenerateRequest(Config):

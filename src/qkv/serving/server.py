@@ -57,12 +57,12 @@ def open_listening_socket(port: int) -> socket.socket:
         listener.close()
         raise InputError(
             f"port {port} cannot be used ({os.strerror(error.errno or 0).lower()}). Another qkv explore may be using "
-            f"it: try --port {find_free_port_after(port)}"
+            f"it: try --port {find_next_or_any_free_port(port)}"
         ) from None
     return listener
 
 
-def find_free_port_after(base_port: int) -> int:
+def find_next_or_any_free_port(base_port: int) -> int:
     """Returns the next free port after `base_port`, or any free port if the next hundred are in use."""
     for port in [*range(base_port + 1, min(base_port + 100, 65536)), 0]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:

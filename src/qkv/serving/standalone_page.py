@@ -30,15 +30,15 @@ class RecordedResponse:
     response: bytes
 
 
-def is_page_built(page: Path | None = None) -> bool:
-    """Whether the page exists in the package, or in the folder `page`."""
-    return ((page or PAGE_FOLDER) / "index.html").is_file()
+def is_page_built(page_folder: Path | None = None) -> bool:
+    """Whether the page exists in the package, or in the folder `page_folder`."""
+    return ((page_folder or PAGE_FOLDER) / "index.html").is_file()
 
 
-def index_html_or_notice(page: Path | None = None) -> str:
+def index_html_or_notice(page_folder: Path | None = None) -> str:
     """Returns the HTML of the page, or a short notice if the page has not been built."""
-    if is_page_built(page):
-        return ((page or PAGE_FOLDER) / "index.html").read_text(encoding="utf-8")
+    if is_page_built(page_folder):
+        return ((page_folder or PAGE_FOLDER) / "index.html").read_text(encoding="utf-8")
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title><p>{PAGE_NOT_BUILT}</p></html>'
 
 

@@ -15,7 +15,7 @@ from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
 from qkv.serving.model_registry import RegisteredModel
-from qkv.serving.run_cache import prepare_and_check_source, token_label, tokens_to_json
+from qkv.serving.run_cache import normalize_prefix_and_check_source, token_label, tokens_to_json
 from qkv.serving.schemas import TranslateRequest
 from qkv.tasks import Task, Translator
 
@@ -57,7 +57,7 @@ def translation_response(loaded: RegisteredModel, task: Task, request: Translate
     """Translate a text and return the response of `/api/translate`."""
     if not isinstance(task, Translator):
         raise InputError(f"{loaded.id} is not a translation model")
-    source_text = prepare_and_check_source(task, request.text)
+    source_text = normalize_prefix_and_check_source(task, request.text)
     beam = BeamConfig(n_beams=request.beam, n_best=request.beam, length_penalty=request.length_penalty)
     model = task.model
     has_attention = not (isinstance(model, RNNSeq2Seq) and model.decoder.attention is None)

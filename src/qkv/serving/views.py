@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import AttentionKind, HeadPattern
+from qkv.choices import AttentionStack, HeadPattern
 from qkv.errors import InputError
 from qkv.inspection import (
     PATTERNS,
@@ -54,7 +54,7 @@ def max_pool_map(weights: Float[Tensor, "*batch query key"], max_cells: int) -> 
     return smaller.view(*weights.shape[:-2], *smaller.shape[-2:]), p
 
 
-def resolve_stack(cache: ActivationCache, stack: AttentionKind | None) -> AttentionKind:
+def resolve_stack(cache: ActivationCache, stack: AttentionStack | None) -> AttentionStack:
     """Returns the requested stack, or the model's first one. Raises if the model does not have it."""
     if not cache.stacks:
         raise InputError("this model has no attention")
@@ -63,12 +63,12 @@ def resolve_stack(cache: ActivationCache, stack: AttentionKind | None) -> Attent
     return stack or cache.stacks[0]
 
 
-def heads_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
+def head_pattern_scores_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
     """Returns the scores of `inspection.classify_heads`, computed layer by layer to save memory."""
     cache, stack = run.cache, resolve_stack(run.cache, request.stack)
     visible = cache.visible_mask(stack)
     targets = pattern_target_masks(
-        cache.attention_axis_tokens(stack, is_key=True), visible, is_cross=stack is AttentionKind.CROSS
+        cache.attention_axis_tokens(stack, is_key=True), visible, is_cross=stack is AttentionStack.CROSS
     )
     no_targets = torch.zeros_like(visible)
     target_masks = torch.stack([targets.get(pattern, no_targets) for pattern in PATTERNS])
@@ -76,7 +76,7 @@ def heads_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
     is_counted[_BAG_OF_WORDS] = visible.sum(-1) > 1
     n_queries = is_counted.sum(-1)
     n, m = visible.shape
-    distances = (torch.arange(n)[:, None] - torch.arange(m)).abs() * (stack is not AttentionKind.CROSS) / n
+    distances = (torch.arange(n)[:, None] - torch.arange(m)).abs() * (stack is not AttentionStack.CROSS) / n
     # All scores except bag-of-words, and the mean distance, are weighted sums of the attention weights, so a single
     # matrix product computes all of them.
     coefficients = target_masks / n_queries.clamp(min=1)[:, None, None]
@@ -135,7 +135,7 @@ def row_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
     return {"weights": attention_rows(run, stack, request.layer, [request.query])[:, 0]}
 
 
-def attention_rows(run: Run, stack: AttentionKind, layer: int, queries: list[int]) -> HeadWeights:
+def attention_rows(run: Run, stack: AttentionStack, layer: int, queries: list[int]) -> HeadWeights:
     """Returns the attention weights of some queries, without computing the others, so that hovering is fast."""
     cache = run.cache
     n = len(cache.query_labels(stack))
@@ -147,7 +147,7 @@ def attention_rows(run: Run, stack: AttentionKind, layer: int, queries: list[int
     return record.weights(queries)[0]
 
 
-def map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]:
+def pooled_map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]:
     view = build_attention_map(run, request)
     weights, p = max_pool_map(view.weights, MAX_CELLS)
     return {
@@ -168,7 +168,7 @@ def build_attention_map(run: Run, options: schemas.MapOptions) -> AttentionMapVi
 
 
 def _compute_attention_map(
-    cache: ActivationCache, stack: AttentionKind, options: schemas.MapOptions
+    cache: ActivationCache, stack: AttentionStack, options: schemas.MapOptions
 ) -> AttentionMapView:
     if options.kind == "weights":
         return attention_map(cache, stack, layer=options.layer, head=options.head)
@@ -177,13 +177,13 @@ def _compute_attention_map(
         if options.head is not None:
             raise InputError(f"rollout averages all heads, so head must not be set, got head={options.head}")
         rollout = attention_rollout(cache, stack)
-        layers = rollout.source if stack is AttentionKind.CROSS else rollout.sequence
+        layers = rollout.source if stack is AttentionStack.CROSS else rollout.sequence
         assert layers is not None
         layer = len(layers) - 1
         if options.layer is not None:
             layer = check_index("layer", options.layer, len(layers), unit="layers")
         # Rows of a decoder are divided between its target tokens and the source tokens, so they do not sum to 1.
-        is_share = stack in (AttentionKind.SELF, AttentionKind.ENCODER)
+        is_share = stack in (AttentionStack.SELF, AttentionStack.ENCODER)
         title = f"{stack}: rollout after layer {layer}"
         return AttentionMapView(weights=layers[layer], title=title, is_share=is_share, **labels)
     if options.layer is None:
@@ -210,7 +210,7 @@ def residual_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
     return view_to_dict(residual_stream_norms(run.cache, resolve_stack(run.cache, request.stack)))
 
 
-def attention_output_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
+def head_norms_and_value_weighted_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
     """Returns the norm of each head's output at a query, and the value-weighted attention to each key."""
     cache, stack = run.cache, resolve_stack(run.cache, request.stack)
     if isinstance(cache.model, RNNSeq2Seq):
@@ -250,7 +250,7 @@ def embeddings_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, An
 
 def compare_view(left: Run, right: Run, request: schemas.CompareRunsRequest) -> dict[str, Any]:
     """Returns the maps of two runs, and their difference if they have the same shape."""
-    left_map, right_map = (map_view(run, request) for run in (left, right))
+    left_map, right_map = (pooled_map_view(run, request) for run in (left, right))
     left_shape, right_shape = (tuple(view["weights"].shape) for view in (left_map, right_map))
     reason, difference = "", None
     if left_shape == right_shape:

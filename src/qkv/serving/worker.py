@@ -181,14 +181,14 @@ def _run_worker(models: list[str], control: Connection, connections: Sequence[Co
     for stop in (signal.SIGINT, signal.SIGTERM):
         # Ctrl-C signals both processes. The HTTP process handles it and first lets active requests finish.
         signal.signal(stop, signal.SIG_IGN)
-    _limit_malloc_arenas()
+    _limit_malloc_arenas_and_trim_periodically()
     from qkv.serving.explorer import Explorer
     from qkv.serving.model_registry import ModelRegistry
 
     try:
         registry = ModelRegistry(models)
         for loaded in registry.user_models:
-            if (error := registry.summarize(loaded)["error"]) is not None:
+            if (error := registry.summarize_or_error(loaded)["error"]) is not None:
                 raise InputError(str(error))
     except QKVError as error:
         control.send(str(error))
@@ -207,7 +207,7 @@ def _run_worker(models: list[str], control: Connection, connections: Sequence[Co
     os._exit(0)  # do not wait for a forward pass that is still running
 
 
-def _limit_malloc_arenas() -> None:
+def _limit_malloc_arenas_and_trim_periodically() -> None:
     """Limit glibc to a few heaps. By default each thread has its own, which stays at its peak size."""
     if sys.platform == "linux":
         library = ctypes.CDLL(None)

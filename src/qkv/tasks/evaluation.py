@@ -27,7 +27,7 @@ def evaluate_classifier(
     problem = task.model.config.problem_type
     is_regression = problem is ProblemType.REGRESSION
     labeled = read_labeled_texts(
-        path, columns, is_numeric=is_regression, multi_label=problem is ProblemType.MULTI_LABEL
+        path, columns, prefer_score_column=is_regression, multi_label=problem is ProblemType.MULTI_LABEL
     )
     class_names = task.class_names
     targets = build_targets(problem, labeled, None if is_regression else class_names).numpy()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from qkv.config import FinetuningConfig, FinetuningSettings, load_finetuning
-from qkv.data.file_io import convert_disk_errors, read_json_object, write_atomically
+from qkv.data.file_io import convert_os_errors_to_disk_error, read_json_object, write_atomically
 from qkv.data.labeled_texts import LabeledTexts, labeled_texts_from_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
 from qkv.inspection.confusion import plot_confusion_matrix
@@ -22,7 +22,12 @@ from qkv.tasks.devices import resolve_device
 from qkv.tasks.loader import load_as
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune_or_resume
-from qkv.training.finetune_data import LabeledTask, build_task, load_labeled_rows, load_task
+from qkv.training.finetune_data import (
+    LabeledTask,
+    build_task_with_evaluation_split,
+    load_labeled_rows,
+    load_task_with_evaluation_split,
+)
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.trainer import MetricsCallback
 from qkv.weights.atomic_folder import hash_file
@@ -97,7 +102,7 @@ def finetune(
     }
     config = FinetuningConfig(models=(pretrained.name or "model",), **names, **dict(settings))
     evaluation_rows = None if evaluation is None else _load_labelled(evaluation, "eval", config)
-    task = build_task(config, _load_labelled(train, "train", config), evaluation_rows)
+    task = build_task_with_evaluation_split(config, _load_labelled(train, "train", config), evaluation_rows)
     target = resolve_device(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
@@ -124,7 +129,7 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
     files = {"train": settings.train, "evaluation": settings.evaluation}
     files = {kind: str(data / name) for kind, name in files.items() if name is not None}
     settings = settings.replace(**files)
-    task = load_task(settings)
+    task = load_task_with_evaluation_split(settings)
     run = RunFolder.create(out)
     paths = {kind: str(Path(name).resolve()) for kind, name in files.items()}
     write_atomically(out / CONFIG_FILE, settings.replace(**paths).to_toml().encode())
@@ -141,7 +146,7 @@ def open_finetuning_run(out: Path) -> FinetuneRun:
     for path, expected in read_json_object(out / DIGEST_FILE).items():
         if not Path(path).is_file() or hash_file(Path(path)) != expected:
             raise RunError(f"{path}: was removed or changed after {out} was created")
-    return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task(settings))
+    return FinetuneRun(run=RunFolder(out), settings=settings, task=load_task_with_evaluation_split(settings))
 
 
 def finetune_models_over_seeds(
@@ -202,7 +207,7 @@ def _run_all_seeds(
     def log_for_model(message: str) -> None:
         log(f"{name}: {message}")
 
-    inputs = FinetuneInputs.prepare(pretrained.model, pretrained.tokenizer, task, settings, log=log_for_model)
+    inputs = FinetuneInputs.tokenize_task(pretrained.model, pretrained.tokenizer, task, settings, log=log_for_model)
     evaluation_rows = task.evaluation
     if (
         len(evaluation_rows.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]
@@ -215,7 +220,7 @@ def _run_all_seeds(
     folders = [folder if settings.n_seeds == 1 else folder / f"seed-{seed}" for seed in seeds]
     results = []
     for seed, seed_folder in zip(seeds, folders, strict=True):
-        with convert_disk_errors(seed_folder, 0):
+        with convert_os_errors_to_disk_error(seed_folder, 0):
             seed_folder.mkdir(parents=True, exist_ok=True)
         # Newly initialized parts are the same for every seed, so they are only reported for the first one.
         log_new_parts = log_for_model if seed == settings.seed else _discard
@@ -229,7 +234,7 @@ def _run_all_seeds(
 
 def _save_plots(folder: Path, result: FinetuneResult, log: LogFunction) -> None:
     try:
-        with convert_disk_errors(folder, 0):
+        with convert_os_errors_to_disk_error(folder, 0):
             unit = "nats per text" if result.class_names else "share of the variance"
             plot_loss_curve(folder / "metrics.jsonl", unit_label=unit).savefig(folder / "loss.png")
             if result.confusion is not None and result.class_names is not None:

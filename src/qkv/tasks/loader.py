@@ -8,13 +8,13 @@ from qkv.choices import InferenceDType
 from qkv.config.base import did_you_mean_suffix
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import check_int8
+from qkv.nn import check_int8_supported
 from qkv.tasks.devices import require_cpu_for_int8, resolve_device, resolve_dtype
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
 from qkv.training.run_folder import RunFolder
-from qkv.weights.hub import download_snapshot
+from qkv.weights.hub import download_safetensors_snapshot
 from qkv.weights.int8_storage import quantize_linears_to_int8
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
 from qkv.weights.single_file import load_gguf_or_llama2c
@@ -45,7 +45,7 @@ def locate_or_download_checkpoint(name: str | Path) -> Path:
     if str(name) in shipped_models:
         return shipped_models[str(name)]
     if _HUB_NAME.fullmatch(str(name)):
-        return download_snapshot(str(name))
+        return download_safetensors_snapshot(str(name))
     hint = did_you_mean_suffix(str(name), list(shipped_models))
     raise InputError(f"{path}: not a folder, file or shipped model{hint}")
 
@@ -74,7 +74,7 @@ def load(
     torch_device = require_cpu_for_int8(device) if int8 else resolve_device(device)
     torch_dtype = resolve_dtype(dtype, torch_device)
     if int8:
-        check_int8()
+        check_int8_supported()
     loaded = load_pretrained(name)
     if int8:
         quantize_linears_to_int8(loaded.model)

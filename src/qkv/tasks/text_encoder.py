@@ -314,7 +314,9 @@ class TextEncoder:
 
     def _encode_batches(self, encoded_texts: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
         """Yield the final states of all texts, in batches of similar length."""
-        has_pairs = self.model.config.uses_segment_ids and any(len(encoded.texts) == 2 for encoded in encoded_texts)
+        has_pairs = self.model.config.has_multiple_segments and any(
+            len(encoded.texts) == 2 for encoded in encoded_texts
+        )
         segments = [encoded.segments for encoded in encoded_texts] if has_pairs else None
         return self._encoder.encode_batches([encoded.ids for encoded in encoded_texts], segments)
 

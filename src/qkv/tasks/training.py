@@ -14,11 +14,11 @@ from qkv.training import (
     TimeBudgetReplanner,
     auto_recipe,
     build_trainer,
-    choose_gpt_recipe,
+    choose_gpt_recipe_except_steps,
     fit_run_to_time,
     open_run,
     prepare_run,
-    with_steps,
+    with_steps_and_scaled_intervals,
     write_fingerprints_and_final_recipe,
     write_recipe,
 )
@@ -48,7 +48,9 @@ def train(
     is_text = not isinstance(recipe_or_text, Recipe) and Path(recipe_or_text).suffix != ".toml"
     if is_text:
         minutes = DEFAULT_MINUTES if minutes is None else minutes
-        recipe = auto_recipe([str(recipe_or_text)], choose_gpt_recipe, seconds=60 * minutes, device=torch_device)
+        recipe = auto_recipe(
+            [str(recipe_or_text)], choose_gpt_recipe_except_steps, seconds=60 * minutes, device=torch_device
+        )
     else:
         recipe = recipe_or_text if isinstance(recipe_or_text, Recipe) else load_recipe(recipe_or_text)
     seconds = None if minutes is None else 60 * minutes
@@ -97,7 +99,7 @@ def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, igno
 
 
 def _with_fixed_steps(recipe: Recipe, steps: int) -> Recipe:
-    adjusted = with_steps(recipe, steps)
+    adjusted = with_steps_and_scaled_intervals(recipe, steps)
     return adjusted.replace(training=adjusted.training.replace(replans=()))
 
 

@@ -19,7 +19,7 @@ from qkv.tasks.batches import batch_by_length
 from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.text_utils import contains_term, has_words, split_to_fit, to_sentence_case
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text
+from qkv.text.token_display import token_text_or_vocabulary_name
 from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 from qkv.weights.generation_config import GenerationConfig
 
@@ -284,7 +284,7 @@ class Translator:
                     text=unchanged, ids=[], tokens=[], log_probabilities=[], score=0.0, finish_reason=FinishReason.STOP
                 )
             ]
-        tokens = [token_text(self.source_tokenizer, token_id) for token_id in ids]
+        tokens = [token_text_or_vocabulary_name(self.source_tokenizer, token_id) for token_id in ids]
         cross_attention = self._compute_attention(normalized, ids, hypotheses[0]) if attention and ids else None
         return Translation(
             source=text, source_ids=ids, source_tokens=tokens, hypotheses=hypotheses, attention=cross_attention
@@ -300,7 +300,7 @@ class Translator:
         return TranslationHypothesis(
             text=" ".join(self.tokenizer.decode(valid_ids).split()),
             ids=hypothesis.ids,
-            tokens=[token_text(self.tokenizer, token_id) for token_id in hypothesis.ids],
+            tokens=[token_text_or_vocabulary_name(self.tokenizer, token_id) for token_id in hypothesis.ids],
             log_probabilities=hypothesis.log_probabilities,
             score=hypothesis.score,
             finish_reason=hypothesis.finish_reason,
@@ -309,7 +309,7 @@ class Translator:
     def _compute_attention(self, text: str, ids: list[int], hypothesis: TranslationHypothesis) -> CrossAttention:
         return CrossAttention(
             weights=compute_cross_attention(self.model, ids, hypothesis.ids, start_id=self.decoder_start_id),
-            source=[token_text(self.source_tokenizer, token_id) for token_id in ids],
+            source=[token_text_or_vocabulary_name(self.source_tokenizer, token_id) for token_id in ids],
             target=hypothesis.tokens,
             source_word_ids=self._source_word_ids(text, ids),
             target_word_ids=word_indices_of_ids(self.tokenizer, hypothesis.ids),

@@ -66,7 +66,7 @@ def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
 def encode_and_locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
     """Returns the ids of a sentence and the positions of the tokens that overlap characters `start` to `end`."""
     ids = tokenizer.encode(sentence)
-    spans = tokenizer.token_spans(sentence)
+    spans = tokenizer.token_spans_without_template(sentence)
     piece_ids = [span.id for span in spans]
     offset = next(n for n in range(len(ids) - len(piece_ids) + 1) if ids[n : n + len(piece_ids)] == piece_ids)
     first, last = (len(sentence[:n].encode()) for n in (start, end))

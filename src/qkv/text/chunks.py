@@ -20,14 +20,14 @@ def split_into_chunks(text: str, *, max_characters: int = MAX_CHUNK_CHARACTERS) 
     """Split a text into chunks of at most `max_characters` characters."""
     start = 0
     while len(text) - start > max_characters:
-        end = find_last_split_point(text, start=start, stop=start + max_characters)
+        end = find_last_split_point_or_stop(text, start=start, stop=start + max_characters)
         yield text[start:end]
         start = end
     if start < len(text) or not text:
         yield text[start:]
 
 
-def find_last_split_point(text: str, *, start: int, stop: int) -> int:
+def find_last_split_point_or_stop(text: str, *, start: int, stop: int) -> int:
     """Return the last split point before `stop`, or `stop` if there is none after `start`."""
     end = stop
     while (space := text.rfind(" ", start + 1, end)) >= 0:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from qkv.text.rust_errors import convert_rust_errors
+from qkv.text.rust_errors import convert_errors_to_input_error
 from qkv.text.tokenizer import Encoding, Tokenizer, check_encodable
 
 
@@ -14,7 +14,7 @@ def encode_texts(
         for text in row:
             check_encodable(text)
     inputs = [row[0] if len(row) == 1 else row for row in rows]
-    with convert_rust_errors("the texts cannot be encoded"):
+    with convert_errors_to_input_error("the texts cannot be encoded"):
         backend = tokenizer.special_parsing_backend if parse_special_tokens else tokenizer.backend
         return [Encoding(encoding.ids, encoding.type_ids) for encoding in backend.encode_batch_fast(inputs)]
 
@@ -27,7 +27,7 @@ def encode_truncated(
     The longer text of a pair is truncated first.
     """
     backend = tokenizer.special_parsing_backend if parse_special_tokens else tokenizer.backend
-    with convert_rust_errors("the text cannot be encoded"):
+    with convert_errors_to_input_error("the text cannot be encoded"):
         encodings = [backend.encode(text, add_special_tokens=False) for text in row]
         budget = max_length - backend.num_special_tokens_to_add(is_pair=len(encodings) == 2)
         lengths = [len(encoding.ids) for encoding in encodings]

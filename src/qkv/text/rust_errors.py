@@ -11,7 +11,7 @@ from qkv.errors import InputError, QKVError
 
 
 @contextmanager
-def convert_rust_errors(context: str) -> Iterator[None]:
+def convert_errors_to_input_error(context: str) -> Iterator[None]:
     """Convert any exception of `tokenizers`, including Rust panics, to an `InputError` that starts with `context`."""
     try:
         yield

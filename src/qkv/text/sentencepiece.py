@@ -16,7 +16,7 @@ UNUSED_SCORE = -1e6
 """Score of ids without a piece in the file. It is far below any sum of log p, so that they are never used."""
 
 
-def build_sentencepiece_backend(
+def build_unigram_sentencepiece_backend(
     file: Path, vocabulary: Mapping[str, int] | None = None, *, n_sentinels: int = 0
 ) -> tokenizers.Tokenizer:
     """Build a `tokenizers` backend from a SentencePiece model. `</s>` is appended to each text.
@@ -35,7 +35,7 @@ def build_sentencepiece_backend(
         token: UNUSED_SCORE if kind is SentencePieceTokenKind.UNUSED else score for token, score, kind in spm.tokens
     }
     scores |= dict.fromkeys(sentinels, 0.0)
-    names = list(scores) if vocabulary is None else _tokens_in_id_order(file, vocabulary)
+    names = list(scores) if vocabulary is None else _tokens_in_consecutive_id_order(file, vocabulary)
     for needed in (END, UNKNOWN):
         if needed not in names:
             raise InputError(f"{file}: {needed} is missing among the {len(names)} pieces")
@@ -53,7 +53,7 @@ def build_sentencepiece_backend(
     # Multilingual models select the target language by a token such as >>fr<< at the start of the text.
     languages = [name for name in names if re.fullmatch(r">>.+<<", name)]
     backend = tokenizers.Tokenizer(model)
-    _set_text_pipeline(backend, spm, special)
+    _set_normalizer_pre_tokenizer_decoder(backend, spm, special)
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in languages])
     backend.post_processor = processors.TemplateProcessing(
@@ -62,7 +62,7 @@ def build_sentencepiece_backend(
     return backend
 
 
-def _tokens_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
+def _tokens_in_consecutive_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     names = sorted(vocabulary, key=lambda name: vocabulary[name])
     for number, name in enumerate(names):
         if vocabulary[name] != number:
@@ -70,7 +70,9 @@ def _tokens_in_id_order(file: Path, vocabulary: Mapping[str, int]) -> list[str]:
     return names
 
 
-def _set_text_pipeline(backend: tokenizers.Tokenizer, spm: SentencePieceFile, special: list[str]) -> None:
+def _set_normalizer_pre_tokenizer_decoder(
+    backend: tokenizers.Tokenizer, spm: SentencePieceFile, special: list[str]
+) -> None:
     """Set the normalizer, pre-tokenizer and decoder of the backend."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(spm.charsmap)] if spm.charsmap else []
     if spm.remove_extra_whitespaces:

@@ -49,12 +49,12 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
     except OSError as error:
         raise InputError(f"{file}: cannot read: {error.strerror}") from None
     try:
-        return _parse_model(data)
+        return _parse_sentencepiece_model(data)
     except (IndexError, ValueError, struct.error) as error:
         raise InputError(f"{file}: not a SentencePiece model: {error}") from None
 
 
-def _parse_model(data: bytes) -> SentencePieceFile:
+def _parse_sentencepiece_model(data: bytes) -> SentencePieceFile:
     tokens: list[tuple[str, float, SentencePieceTokenKind]] = []
     trainer: dict[int, bytes | int] = {}
     normalizer: dict[int, bytes | int] = {}

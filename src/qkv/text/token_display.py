@@ -5,7 +5,7 @@ import json
 from qkv.text.tokenizer import Tokenizer
 
 
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+def token_text_or_vocabulary_name(tokenizer: Tokenizer, token_id: int) -> str:
     """Return the text of a token, including a leading space.
 
     Tokens without text of their own are shown as spelled in the vocabulary: special tokens (`<|endoftext|>`), parts of

@@ -11,7 +11,7 @@ import tokenizers
 
 from qkv.choices import SpecialToken
 from qkv.errors import InputError
-from qkv.text.rust_errors import convert_rust_errors
+from qkv.text.rust_errors import convert_errors_to_input_error
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
         """Encode a text. `add_special_tokens` applies the template of the tokenizer, e.g. [CLS] … [SEP]."""
-        with convert_rust_errors("the text cannot be encoded"):
+        with convert_errors_to_input_error("the text cannot be encoded"):
             check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
             return backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -99,7 +99,7 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special_tokens: bool = False
     ) -> list[list[int]]:
         """Encode many texts faster than one by one, with the same result. The GIL is released meanwhile."""
-        with convert_rust_errors("the texts cannot be encoded"):
+        with convert_errors_to_input_error("the texts cannot be encoded"):
             for text in texts:
                 check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
@@ -108,7 +108,7 @@ class Tokenizer:
 
     def encode_pair(self, first: str, second: str, *, parse_special_tokens: bool = False) -> Encoding:
         """Encode two texts as one sequence, e.g. [CLS] first [SEP] second [SEP] for BERT."""
-        with convert_rust_errors("the pair cannot be encoded"):
+        with convert_errors_to_input_error("the pair cannot be encoded"):
             check_encodable(first)
             check_encodable(second)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
@@ -118,7 +118,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decode ids to text. Bytes that do not form a complete character become U+FFFD."""
         self._check_ids(ids)
-        with convert_rust_errors("the ids cannot be decoded"):
+        with convert_errors_to_input_error("the ids cannot be decoded"):
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str:
@@ -126,16 +126,16 @@ class Tokenizer:
         self._check_ids([token_id])
         return self.backend.id_to_token(token_id) or ""
 
-    def token_spans(self, text: str, *, parse_special_tokens: bool = False) -> list[TokenByteSpan]:
+    def token_spans_without_template(self, text: str, *, parse_special_tokens: bool = False) -> list[TokenByteSpan]:
         """Tokenize a text without the template and return each token with its range of bytes.
 
         Tokens that split a character may have overlapping ranges.
         """
-        with convert_rust_errors("the text cannot be encoded"):
+        with convert_errors_to_input_error("the text cannot be encoded"):
             check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
             encoding = backend.encode(text, add_special_tokens=False)
-        spans = self._byte_level_token_ranges(encoding.tokens, text) or _byte_spans(encoding.offsets, text)
+        spans = self._byte_level_token_ranges(encoding.tokens, text) or _character_to_byte_spans(encoding.offsets, text)
         return [
             TokenByteSpan(id=token_id, token=token, start=start, end=end)
             for token_id, token, (start, end) in zip(encoding.ids, encoding.tokens, spans, strict=True)
@@ -164,12 +164,12 @@ class Tokenizer:
                 raise InputError(f"id {token_id} is out of range for a vocabulary of {self.vocab_size} tokens")
 
 
-def _byte_spans(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+def _character_to_byte_spans(character_offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
     """Convert character offsets to byte offsets."""
     ends = [0]
     for character in text:
         ends.append(ends[-1] + len(character.encode()))
-    return [(ends[start], ends[end]) for start, end in offsets]
+    return [(ends[start], ends[end]) for start, end in character_offsets]
 
 
 def check_encodable(text: str) -> None:

@@ -14,8 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.choices import SpecialToken
 from qkv.errors import DiskError, InputError
-from qkv.text.rust_errors import convert_rust_errors, parse_encodable_json, suppress_stderr
-from qkv.text.sentencepiece import build_sentencepiece_backend
+from qkv.text.rust_errors import convert_errors_to_input_error, parse_encodable_json, suppress_stderr
+from qkv.text.sentencepiece import build_unigram_sentencepiece_backend
 from qkv.text.tokenizer import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -50,21 +50,21 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     with suppress_stderr():
-        return _load_tokenizer_with_companion_files(_find_tokenizer_file(path) if path.is_dir() else path)
+        return _load_and_test_tokenizer_file(_find_tokenizer_file(path) if path.is_dir() else path)
 
 
-def _load_tokenizer_with_companion_files(file: Path) -> Tokenizer:
+def _load_and_test_tokenizer_file(file: Path) -> Tokenizer:
     settings = _read_json_object(file.parent / CONFIG_FILE) if (file.parent / CONFIG_FILE).is_file() else {}
     if file.name.endswith("vocab.txt"):
         backend = _load_bert_vocabulary(file, settings)
     elif file.name.endswith(("vocab.json", "merges.txt")):
-        backend = _load_gpt2_files(file)
+        backend = _load_byte_level_bpe_files(file)
     elif file.suffix in (".spm", ".model"):
         backend = _load_sentencepiece_files(file, settings)
     else:
-        backend = _load_tokenizer_json(file)
+        backend = _validate_and_load_tokenizer_json(file)
     try:
-        tokenizer = Tokenizer(backend, _find_special_tokens(backend, settings), name=str(file))
+        tokenizer = Tokenizer(backend, _special_tokens_from_settings_or_spellings(backend, settings), name=str(file))
         # A readable file may still fail during encoding. Trigger such errors here, where the file name is known.
         tokenizer.decode(tokenizer.encode_pair("a é", "B.").ids)
     except InputError as error:
@@ -100,7 +100,7 @@ def _find_tokenizer_file(folder: Path) -> Path:
     raise InputError(f"{folder}: no tokenizer found (expected one of {', '.join(FOLDER_FILES)})")
 
 
-def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
+def _validate_and_load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
     state = _read_json_object(file)
     model = state.get("model")
     if not isinstance(model, dict):
@@ -114,7 +114,7 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
             raise InputError(f"{file}: invalid token id {number!r}; ids must be integers from 0 to {MAX_ID - 1}")
     _check_template_tokens(file, state.get("post_processor"))
     _check_merges_have_subword_prefix(file, model)
-    with convert_rust_errors(str(file)):
+    with convert_errors_to_input_error(str(file)):
         return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
@@ -156,14 +156,14 @@ def _as_list(value: Any) -> list[Any]:  # noqa: ANN401
     return value if isinstance(value, list) else []
 
 
-def _load_gpt2_files(file: Path) -> tokenizers.Tokenizer:
+def _load_byte_level_bpe_files(file: Path) -> tokenizers.Tokenizer:
     prefix = file.name.removesuffix("vocab.json").removesuffix("merges.txt")
     vocabulary, merges = (file.with_name(prefix + name) for name in ("vocab.json", "merges.txt"))
     for needed in (vocabulary, merges):
         if not needed.is_file():
             raise InputError(f"{needed}: not found; a GPT-2 tokenizer requires vocab.json and merges.txt")
     _read_json_object(vocabulary)
-    with convert_rust_errors(str(file)):
+    with convert_errors_to_input_error(str(file)):
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
@@ -181,16 +181,16 @@ def _load_sentencepiece_files(file: Path, settings: dict[str, Any]) -> tokenizer
         n_sentinels = settings.get("extra_ids", N_SENTINELS)
         if not isinstance(n_sentinels, int) or not 0 <= n_sentinels < MAX_ID:
             raise InputError(f"{file.parent / CONFIG_FILE}: extra_ids={n_sentinels!r} must be a non-negative integer")
-        with convert_rust_errors(str(file)):
-            return build_sentencepiece_backend(file, n_sentinels=n_sentinels)
+        with convert_errors_to_input_error(str(file)):
+            return build_unigram_sentencepiece_backend(file, n_sentinels=n_sentinels)
     is_separate = file.name == TARGET_SPM and bool(settings.get("separate_vocabs"))
     vocabulary_file = file.with_name("target_vocab.json" if is_separate else "vocab.json")
     vocabulary = _read_json_object(vocabulary_file) if vocabulary_file.is_file() or is_separate else None
     for token, number in (vocabulary or {}).items():
         if not isinstance(number, int) or isinstance(number, bool):
             raise InputError(f"{vocabulary_file}: the id of {token!r} must be an integer, got {number!r}")
-    with convert_rust_errors(str(file)):
-        return build_sentencepiece_backend(file, vocabulary)
+    with convert_errors_to_input_error(str(file)):
+        return build_unigram_sentencepiece_backend(file, vocabulary)
 
 
 def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -202,7 +202,7 @@ def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.To
     # A cased vocabulary contains capital letters outside of special tokens.
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     lowercase = settings.get("do_lower_case", not cased)
-    with convert_rust_errors(str(file)):
+    with convert_errors_to_input_error(str(file)):
         backend = tokenizers.Tokenizer(models.WordPiece(vocab=words, unk_token="[UNK]"))
         backend.normalizer = normalizers.BertNormalizer(lowercase=bool(lowercase))
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -223,7 +223,9 @@ def _register_common_special_tokens(backend: tokenizers.Tokenizer) -> None:
     backend.add_special_tokens(present)
 
 
-def _find_special_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> dict[SpecialToken, str]:
+def _special_tokens_from_settings_or_spellings(
+    backend: tokenizers.Tokenizer, settings: dict[str, Any]
+) -> dict[SpecialToken, str]:
     roles = {}
     has_roles = any(role.value in settings for role in SpecialToken)
     for role in SpecialToken:

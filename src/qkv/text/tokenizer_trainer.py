@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.errors import ConfigError, InputError
 from qkv.text.chunks import split_into_chunks
-from qkv.text.rust_errors import convert_rust_errors
+from qkv.text.rust_errors import convert_errors_to_input_error
 from qkv.text.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -69,7 +69,7 @@ def train_tokenizer(
     if add_prefix_space and kind is TokenizerKind.BPE:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    with convert_rust_errors(f"cannot train a {kind} tokenizer with vocab_size={vocab_size}"):
+    with convert_errors_to_input_error(f"cannot train a {kind} tokenizer with vocab_size={vocab_size}"):
         _train_backend(kind, backend, _chunk_texts_raise_if_empty(texts), roles=roles, vocab_size=vocab_size)
         # Training resets the post-processor, so it is set afterwards.
         if (processor := _build_template(backend, roles)) is not None:

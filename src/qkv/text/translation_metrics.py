@@ -28,9 +28,9 @@ def score_translations(
     translations: Sequence[str], references: Sequence[str], *, n_bootstrap_samples: int = N_BOOTSTRAP_SAMPLES
 ) -> dict[str, MetricScore]:
     """Compute BLEU and chrF. With `n_bootstrap_samples=0`, confidence intervals are omitted to save time."""
-    _check_equal_counts(translations, references)
+    _check_equal_nonzero_counts(translations, references)
     scores = {}
-    for name, metric in _create_metrics().items():
+    for name, metric in _create_bleu_and_chrf().items():
         score = metric.corpus_score(list(translations), [list(references)], n_bootstrap=max(1, n_bootstrap_samples))
         spread = getattr(score, "_ci", None) if n_bootstrap_samples > 1 else None
         mean = getattr(score, "_mean", score.score)
@@ -48,8 +48,8 @@ def compare_with_first_system(
 ) -> dict[str, dict[str, MetricScore]]:
     """Compute the metrics of each system, with p-values of paired bootstrap tests against the first system."""
     for translations in systems.values():
-        _check_equal_counts(translations, references)
-    metrics = _create_metrics()
+        _check_equal_nonzero_counts(translations, references)
+    metrics = _create_bleu_and_chrf()
     from sacrebleu.significance import PairedTest
 
     named = [(name, list(translations)) for name, translations in systems.items()]
@@ -70,8 +70,8 @@ def bleu_by_source_length(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Compute BLEU separately for buckets of source lengths, in whitespace-separated words."""
-    _check_equal_counts(translations, references)
-    _check_equal_counts(translations, sources, "sources")
+    _check_equal_nonzero_counts(translations, references)
+    _check_equal_nonzero_counts(translations, sources, "sources")
     buckets: dict[int, list[int]] = {}
     for index, source in enumerate(sources):
         n_words = len(source.split())
@@ -79,7 +79,7 @@ def bleu_by_source_length(
     table = []
     for bucket in sorted(buckets):
         indices = buckets[bucket]
-        bleu = _create_metrics()["BLEU"].corpus_score(
+        bleu = _create_bleu_and_chrf()["BLEU"].corpus_score(
             [translations[i] for i in indices], [[references[i] for i in indices]]
         )
         first = SOURCE_LENGTH_LIMITS[bucket - 1] + 1 if bucket else 1
@@ -105,7 +105,9 @@ def _score_from_paired_test(results: Sequence[Any], index: int, signature: str) 
     )
 
 
-def _check_equal_counts(translations: Sequence[str], other_texts: Sequence[str], name: str = "references") -> None:
+def _check_equal_nonzero_counts(
+    translations: Sequence[str], other_texts: Sequence[str], name: str = "references"
+) -> None:
     if len(translations) != len(other_texts) or not other_texts:
         raise InputError(
             f"the numbers of translations ({len(translations)}) and {name} ({len(other_texts)}) "
@@ -113,7 +115,7 @@ def _check_equal_counts(translations: Sequence[str], other_texts: Sequence[str],
         )
 
 
-def _create_metrics() -> dict[str, Any]:
+def _create_bleu_and_chrf() -> dict[str, Any]:
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF

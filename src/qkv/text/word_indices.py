@@ -17,7 +17,7 @@ def token_byte_spans(
     tokenizer: Tokenizer, text: str, ids: list[int], *, parse_special_tokens: bool = False
 ) -> list[Span | None]:
     """Return the range of UTF-8 bytes of each id of an encoded text, or None for special tokens of the template."""
-    remaining = deque(tokenizer.token_spans(text, parse_special_tokens=parse_special_tokens))
+    remaining = deque(tokenizer.token_spans_without_template(text, parse_special_tokens=parse_special_tokens))
     template_ids = _template_ids(tokenizer)
     spans: list[Span | None] = []
     for token_id in ids:

@@ -6,12 +6,12 @@ from qkv.training.family import TrainingData
 from qkv.training.recipe_selection import (
     DEFAULT_MINUTES,
     auto_recipe,
-    choose_bert_recipe,
-    choose_gpt_recipe,
+    choose_bert_recipe_except_steps,
+    choose_gpt_recipe_except_steps,
     choose_model_size,
     fit_steps_to_time,
     measure_matmul_flops,
-    with_steps,
+    with_steps_and_scaled_intervals,
 )
 from qkv.training.run_folder import RunFolder, TrainingProgress
 from qkv.training.run_preparation import (
@@ -29,7 +29,7 @@ from qkv.training.run_preparation import (
 from qkv.training.signals import SignalInterrupt, raise_on_stop_signals
 from qkv.training.time_budget import TimeBudgetReplanner
 from qkv.training.trainer import Trainer
-from qkv.training.translation_recipe_selection import choose_translation_recipe
+from qkv.training.translation_recipe_selection import choose_translation_recipe_except_steps
 
 __all__ = [
     "DEFAULT_MINUTES",
@@ -45,10 +45,10 @@ __all__ = [
     "TrainingProgress",
     "auto_recipe",
     "build_trainer",
-    "choose_bert_recipe",
-    "choose_gpt_recipe",
+    "choose_bert_recipe_except_steps",
+    "choose_gpt_recipe_except_steps",
     "choose_model_size",
-    "choose_translation_recipe",
+    "choose_translation_recipe_except_steps",
     "evaluate",
     "fit_run_to_time",
     "fit_steps_to_time",
@@ -59,7 +59,7 @@ __all__ = [
     "prepare_run",
     "raise_on_stop_signals",
     "resume_preparation",
-    "with_steps",
+    "with_steps_and_scaled_intervals",
     "write_fingerprints_and_final_recipe",
     "write_recipe",
 ]

@@ -27,7 +27,7 @@ def build_random_model(config: ModelConfig, device: torch.device, dtype: Precisi
     for part in model.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             if id(parameter) not in new_parameters:
-                empty = torch.empty(parameter.shape, device=device, dtype=torch_dtype(dtype))
+                empty = torch.empty(parameter.shape, device=device, dtype=parameter_dtype(dtype))
                 is_norm_weight = isinstance(part, LayerNorm | RMSNorm) and name == "weight"
                 new_parameters[id(parameter)] = nn.Parameter(
                     empty.fill_(1.0) if is_norm_weight else empty.normal_(std=INIT_STD)
@@ -38,8 +38,8 @@ def build_random_model(config: ModelConfig, device: torch.device, dtype: Precisi
     return model
 
 
-def torch_dtype(dtype: Precision) -> torch.dtype:
-    match dtype:
+def parameter_dtype(precision: Precision) -> torch.dtype:
+    match precision:
         case Precision.FLOAT16:
             return torch.float16
         case Precision.BFLOAT16:
@@ -48,15 +48,15 @@ def torch_dtype(dtype: Precision) -> torch.dtype:
             return torch.float32
 
 
-def build_step(model: Model, work: Workload) -> Step:
-    """Returns a function that runs one step of the workload."""
+def configure_model_and_build_step(model: Model, work: Workload) -> Step:
+    """Returns a function that runs one step of the workload. Sets the attention kernel and the mode of the model."""
     work.check_supported_by(model.config)
     for part in model.modules():
         if isinstance(part, Attention):
             part.kernel = work.kernel
     model.train(work.mode is Mode.TRAIN)
     if work.mode is Mode.TRAIN:
-        return _training_step(model, work)
+        return _build_training_step(model, work)
     run = _build_decode_step(model, work) if work.mode is Mode.DECODE else _build_forward_pass(model, work)
 
     def step() -> object:
@@ -83,7 +83,7 @@ def build_loss(model: Model, work: Workload) -> Callable[[], Tensor]:
     return loss
 
 
-def build_gradient_step(model: Model, work: Workload) -> Step:
+def build_forward_backward_step(model: Model, work: Workload) -> Step:
     """Returns a function that runs the forward and backward pass of a training step without the update."""
     loss, parameters = build_loss(model, work), list(model.parameters())
 
@@ -95,7 +95,7 @@ def build_gradient_step(model: Model, work: Workload) -> Step:
     return step
 
 
-def _training_step(model: Model, work: Workload) -> Step:
+def _build_training_step(model: Model, work: Workload) -> Step:
     """Returns a function that runs a full training step like the trainer: loss, gradients, clipping and AdamW."""
     loss = build_loss(model, work)
     parameters = list(model.parameters())
@@ -158,11 +158,11 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
             assert_never(model)
 
 
-def _bert_head_outputs(model: BERT, ids: Tensor, n_positions: int) -> list[Tensor]:
+def _bert_head_outputs(model: BERT, ids: Tensor, n_masked_lm_positions: int) -> list[Tensor]:
     states, config = model(ids), model.config
     outputs = []
     if config.masked_lm_head:
-        outputs.append(model.masked_lm_logits(states[:, -n_positions:]))
+        outputs.append(model.masked_lm_logits(states[:, -n_masked_lm_positions:]))
     if config.next_sentence_head:
         outputs.append(model.next_sentence_logits(states))
     if config.n_classes is not None:
@@ -191,11 +191,11 @@ def _build_decode_step(model: Model, work: Workload) -> Callable[[], Tensor]:
     ids = _random_ids(model, work.batch_size, 1, model.config.vocab_size)
     match model:
         case GPT():
-            cache = _fill_with_random(model.new_cache(batch=work.batch_size, capacity=work.seq_len))
+            cache = _randomize_keys_and_values(model.new_cache(batch=work.batch_size, capacity=work.seq_len))
             decode = lambda: model(ids, cache=cache)  # noqa: E731
         case Seq2Seq():
             source = model.encode(_random_source(model, work))
-            cache = _fill_with_random(model.new_cache(batch=work.batch_size, capacity=work.seq_len))
+            cache = _randomize_keys_and_values(model.new_cache(batch=work.batch_size, capacity=work.seq_len))
             model.decode(ids, source, cache=cache)
             decode = lambda: model.decode(ids, source, cache=cache)  # noqa: E731
         case RNNSeq2Seq():
@@ -211,7 +211,7 @@ def _build_decode_step(model: Model, work: Workload) -> Callable[[], Tensor]:
     return step
 
 
-def _fill_with_random(cache: KVCache) -> KVCache:
+def _randomize_keys_and_values(cache: KVCache) -> KVCache:
     """Fill the cache with random keys and values, because untouched zero pages need not be in physical memory."""
     for layer in cache.layers:
         layer.keys.normal_()

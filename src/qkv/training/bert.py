@@ -12,11 +12,11 @@ from torch import Tensor
 from qkv.choices import Precision, SpecialTokenStyle
 from qkv.config import MaskingConfig, Recipe, TrainingConfig
 from qkv.data.masked_batches import MaskedBatch, MaskedBatches
-from qkv.data.sentence_store import SentenceStore, prepare_sentences
+from qkv.data.sentence_store import SentenceStore, prepare_sentence_store
 from qkv.data.text_sources import ProgressCallback
 from qkv.errors import ConfigError
 from qkv.models import BERT, Model
-from qkv.nn import check_ids
+from qkv.nn import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
 from qkv.training.evaluation import EvaluationResult, evaluate
@@ -151,8 +151,8 @@ def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective
 
     def to_device(batch: MaskedBatch) -> DeviceInputs:
         # Check on the CPU: an invalid id on a GPU triggers a device-side assert that kills the process.
-        check_ids(batch.ids, vocab_size)
-        check_ids(batch.targets.clamp(min=0), vocab_size)
+        check_ids_shape_dtype_range(batch.ids, vocab_size)
+        check_ids_shape_dtype_range(batch.targets.clamp(min=0), vocab_size)
         on_device = batch.to(device)
         full_batch_targets_per_row = torch.full((), batch.full_batch_targets_per_row, device=device)
         return (
@@ -192,7 +192,7 @@ def evaluate_bert_pretraining(
     )
     examples = MaskingConfig(next_sentence=model.next_sentence is not None)
     with TemporaryDirectory() as folder:
-        store = prepare_sentences(files, Path(folder) / "store", tokenizer=tokenizer, progress=progress("reading"))
+        store = prepare_sentence_store(files, Path(folder) / "store", tokenizer=tokenizer, progress=progress("reading"))
         corpus = SentenceCorpus(tokenizer=tokenizer, examples=examples, train=store, validation=store)
         batches = corpus.data(training).validation
         assert batches is not None
@@ -218,4 +218,4 @@ def _loss_and_accuracy_sums(logits: Tensor, targets: Tensor) -> _TaskSums:
 def _write_sentence_store(
     files: list[Path], folder: Path, tokenizer: Tokenizer, progress: ProgressCallback
 ) -> SentenceStore:
-    return prepare_sentences(files, folder, tokenizer=tokenizer, progress=progress)
+    return prepare_sentence_store(files, folder, tokenizer=tokenizer, progress=progress)

@@ -22,10 +22,10 @@ STEP_METRICS = {
 """Metric that is logged in every step. `label_accuracy` counts every label of every text separately."""
 
 
-def classification_objective(model: BERT, config: TrainingConfig, *, variance: float = 1.0) -> Objective:
+def classification_objective(model: BERT, config: TrainingConfig, *, target_variance: float = 1.0) -> Objective:
     """Returns the objective for the problem of the model: cross-entropy, binary cross-entropy or squared error.
 
-    For regression, `variance` is the variance of the targets, so that the loss is the unexplained fraction of it.
+    For regression, `target_variance` makes the loss the unexplained fraction of the variance of the targets.
     """
     device, problem_type = model.embedding.token.weight.device, model.config.problem_type
     autocast = autocast_factory(config.precision, device)
@@ -40,7 +40,7 @@ def classification_objective(model: BERT, config: TrainingConfig, *, variance: f
                 return loss, (logits > 0) == batch.targets.bool()
             case ProblemType.REGRESSION:
                 error = logits.squeeze(-1) - batch.targets
-                return error.square().sum() / variance, error.abs()
+                return error.square().sum() / target_variance, error.abs()
 
     # Dynamic shapes, because the sequence length differs between batches.
     compute = torch.compile(loss_and_metric, dynamic=True) if config.compile else loss_and_metric
@@ -58,7 +58,7 @@ def classification_objective(model: BERT, config: TrainingConfig, *, variance: f
 
 def compute_class_logits(model: BERT, batch: LabeledBatch) -> Tensor:
     """Compute the logits of the classifier. Segment ids are only passed to models that use them."""
-    segments = batch.segments if model.config.uses_segment_ids else None
+    segments = batch.segments if model.config.has_multiple_segments else None
     return model.class_logits(model(batch.ids, segments=segments, attention_mask=batch.attention_mask))
 
 

@@ -36,15 +36,15 @@ class Grid:
     rows: tuple[int, ...]
     widths: tuple[int, ...]
     n_elements: tuple[int, ...]
-    groups: tuple[int, ...]
-    lengths: tuple[int, ...]
-    contexts: tuple[int, ...]
+    batch_times_heads: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
+    n_cached_keys: tuple[int, ...]
     max_flops: int | float
-    max_scores: int
+    max_attention_scores: int
     """Maximum number of attention scores of one measurement."""
-    stream: tuple[int, ...]
+    streamed_weight_bytes: tuple[int, ...]
     """Total bytes of the weights that are read one after the other."""
-    recurrence: tuple[tuple[int, ...], ...] = ((2, 8, 32, 200), (1, 16, 64), (32, 128, 512))
+    recurrence_axes: tuple[tuple[int, ...], ...] = ((2, 8, 32, 200), (1, 16, 64), (32, 128, 512))
     """Numbers of steps, batch sizes and state widths."""
     d_heads: tuple[int, ...] = (32, 128)
     """Head widths for attention."""
@@ -56,12 +56,12 @@ CPU = Grid(
     rows=(1, 2, 8, 32, 128, 512, 2048),
     widths=(64, 256, 1024, 4096),
     n_elements=(2**8, 2**12, 2**15, 2**18, 2**20, 2**22, 2**23, 2**24),
-    groups=(2, 8, 64),
-    lengths=(8, 32, 128, 512, 2048),
-    contexts=(16, 128, 1024, 4096),
+    batch_times_heads=(2, 8, 64),
+    sequence_lengths=(8, 32, 128, 512, 2048),
+    n_cached_keys=(16, 128, 1024, 4096),
     max_flops=1.2e9,
-    max_scores=2**24,
-    stream=(2**20, 2**23, 2**25, 2**26, 2**28),
+    max_attention_scores=2**24,
+    streamed_weight_bytes=(2**20, 2**23, 2**25, 2**26, 2**28),
     unaligned_matmul=((8, 128), 256, 4096),
 )
 # d_head=64 is the most common on GPUs and is measured directly. Narrower heads are treated as 64.
@@ -69,15 +69,15 @@ GPU = Grid(
     rows=(1, 8, 64, 512, 4096, 32768),
     widths=(64, 256, 1024, 4096, 16384),
     n_elements=(2**8, 2**14, 2**18, 2**21, 2**24, 2**27),
-    groups=(4, 16, 128, 1024),
-    lengths=(16, 64, 256, 1024, 4096, 16384),
-    contexts=(16, 256, 2048, 16384),
+    batch_times_heads=(4, 16, 128, 1024),
+    sequence_lengths=(16, 64, 256, 1024, 4096, 16384),
+    n_cached_keys=(16, 256, 2048, 16384),
     max_flops=2e12,
-    max_scores=2**29,
-    stream=(2**22, 2**25, 2**27, 2**30),
+    max_attention_scores=2**29,
+    streamed_weight_bytes=(2**22, 2**25, 2**27, 2**30),
     unaligned_matmul=((64, 1024, 8192), 768, 50304),
     d_heads=(64, 128),
-    recurrence=((2, 32, 200), (1, 64), (64, 512)),
+    recurrence_axes=((2, 32, 200), (1, 64), (64, 512)),
 )
 
 
@@ -112,14 +112,14 @@ def calibrate(
         ):
             report(f"{time.perf_counter() - started:.0f} s: {kind}, {benchmark.dtype.value}")
             if measure is not _measure_recurrences:
-                launch_overheads.measure()
+                launch_overheads.measure_and_keep_fastest()
             measured = merge_fastest(measured, measure(timer, benchmark, grid))
         tables |= {f"{name}.{'train' if is_training else 'infer'}": table for name, table in measured.items()}
     tables["stream"] = _measure_seconds_per_weight_byte(
         timer, KernelBenchmarkSettings(device=device, dtype=dtype, is_training=False), grid
     )
     return Calibration(
-        device=device_name(device),
+        device=gpu_name_or_cpu_threads(device),
         kind=device.type,
         dtype=dtype,
         n_threads=torch.get_num_threads(),
@@ -130,7 +130,7 @@ def calibrate(
     )
 
 
-def device_name(device: torch.device) -> str:
+def gpu_name_or_cpu_threads(device: torch.device) -> str:
     """Returns the name of the GPU, or the number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -204,12 +204,16 @@ def _measure_attention(timer: Timer, benchmark: KernelBenchmarkSettings, grid: G
             causal: bool = causal,  # noqa: FBT001
         ) -> WorkFunction | None:
             n_scores = groups * n * n
-            if 4 * d_head * n_scores > max_flops or (kernel is AttentionKernel.EAGER and n_scores > grid.max_scores):
+            if 4 * d_head * n_scores > max_flops or (
+                kernel is AttentionKernel.EAGER and n_scores > grid.max_attention_scores
+            ):
                 return None
             return kernel_benchmarks.build_attention(benchmark, groups, n, d_head, kernel=kernel, causal=causal)
 
         name = f"{'causal' if causal and kernel is AttentionKernel.FUSED else 'full'}-{kernel.value}"
-        tables[name] = _measure_table(timer, (grid.groups, grid.lengths, grid.d_heads), make, exponents=(1, 2, 1))
+        tables[name] = _measure_table(
+            timer, (grid.batch_times_heads, grid.sequence_lengths, grid.d_heads), make, exponents=(1, 2, 1)
+        )
     if benchmark.is_training:
         return tables
     for kernel in AttentionKernel:
@@ -222,7 +226,9 @@ def _measure_attention(timer: Timer, benchmark: KernelBenchmarkSettings, grid: G
                 else kernel_benchmarks.build_decode_attention(benchmark, groups, n, d_head, kernel=kernel)
             )
 
-        tables[f"decode-{kernel.value}"] = _measure_table(timer, (grid.groups, grid.contexts, grid.d_heads), step)
+        tables[f"decode-{kernel.value}"] = _measure_table(
+            timer, (grid.batch_times_heads, grid.n_cached_keys, grid.d_heads), step
+        )
     return tables
 
 
@@ -238,12 +244,12 @@ def _measure_recurrences(timer: Timer, benchmark: KernelBenchmarkSettings, grid:
 
         # A recurrence may synchronize with the device at every step, so it cannot be captured in a CUDA graph.
         tables["bidirectional" if bidirectional else "unidirectional"] = _measure_table(
-            timer, grid.recurrence, make, exponents=(1, 1, 2), capture=False
+            timer, grid.recurrence_axes, make, exponents=(1, 1, 2), capture=False
         )
     gru, lstm = (
         timer.measure_kernel(
             kernel_benchmarks.build_recurrence(
-                benchmark, *(axis[1] for axis in grid.recurrence), bidirectional=False, cell=cell
+                benchmark, *(axis[1] for axis in grid.recurrence_axes), bidirectional=False, cell=cell
             ),
             capture=False,
         )
@@ -282,9 +288,9 @@ def _measure_memory_bound_kernels(
 def _measure_seconds_per_weight_byte(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
     """Measure the seconds per byte of reading weights, by the total number of bytes."""
     seconds = []
-    for n_bytes in grid.stream:
+    for n_bytes in grid.streamed_weight_bytes:
         read_weights, real_bytes = kernel_benchmarks.build_weight_stream(
             benchmark, n_bytes, side=4096 if timer.is_gpu else 1024
         )
         seconds.append(timer.measure_kernel(read_weights) / real_bytes)
-    return TimingTable(axes=(grid.stream,), exponents=(0,), seconds=tuple(seconds))
+    return TimingTable(axes=(grid.streamed_weight_bytes,), exponents=(0,), seconds=tuple(seconds))

@@ -25,6 +25,8 @@ from qkv.training.signals import StopRequest
 T = TypeVar("T")
 Tensors = Mapping[str, Mapping[str, Tensor]]
 Texts = Mapping[str, str]
+IsCounted = bool
+"""False for an item that another rank also processes, so that it must not count twice."""
 
 
 class Distributed(ABC):
@@ -44,8 +46,9 @@ class Distributed(ABC):
         """Suffix for the environment description, because the world size affects rounding."""
         return "" if self.world_size == 1 else f", {self.world_size} ranks"
 
-    def fit_micro_batch_size(self, training: TrainingConfig) -> TrainingConfig:
+    def shrink_micro_batch_to_fill_ranks(self, training: TrainingConfig) -> TrainingConfig:
         """Returns the config with a micro-batch size that gives every process at least one micro-batch."""
+        self._check_supported(training)
         if training.batch_size < self.world_size:
             raise ConfigError(
                 f"batch_size={training.batch_size} is smaller than the number of processes, {self.world_size}"
@@ -54,7 +57,10 @@ class Distributed(ABC):
         rows = next(n for n in range(max_rows, 0, -1) if training.batch_size % n == 0)
         return training if rows == training.micro_batch_size else training.replace(micro_batch_size=rows)
 
-    def shard_batches(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    def _check_supported(self, training: TrainingConfig) -> None:  # noqa: B027 - most kinds support every config
+        """Raise ConfigError if this kind of sharding does not support the config."""
+
+    def shard_with_uncounted_repeats(self, items: Iterable[T]) -> Iterator[tuple[T, IsCounted]]:
         """Yield this rank's items and whether each of them counts.
 
         All ranks process the same number of items, because FSDP gathers weights collectively. If the items do not
@@ -81,8 +87,8 @@ class Distributed(ABC):
         """Returns the strings of all ranks in rank order."""
 
     @abstractmethod
-    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
-        """Returns the stop signal that any rank has received, or None."""
+    def synchronize_stop_request(self, stop: StopRequest) -> Signals | None:
+        """Set `stop.signal` on every rank to the signal that any rank has received, and return it, or None."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -116,7 +122,7 @@ class SingleProcess(Distributed):
     def all_gather_str(self, text: str) -> list[str]:
         return [text]
 
-    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
+    def synchronize_stop_request(self, stop: StopRequest) -> Signals | None:
         return stop.signal
 
     def barrier(self) -> None:

@@ -54,7 +54,7 @@ def evaluate(
     model.eval()
     sums: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
     try:
-        for batch, counts in distributed.shard_batches(batches):
+        for batch, counts in distributed.shard_with_uncounted_repeats(batches):
             output = objective(batch)
             batch_sums = {"": (float(output.loss), float(batch.n_targets))}
             batch_sums |= {name: (float(metric.total), float(metric.count)) for name, metric in output.metrics.items()}

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from qkv.choices import ProblemType, ScheduleKind
 from qkv.config import FinetuningConfig, TrainingConfig
 from qkv.data.file_io import write_atomically
-from qkv.data.labeled_batches import LabeledBatches, RaggedSequences, Targets
+from qkv.data.labeled_batches import ConcatenatedEncodings, LengthGroupedLabeledBatches, Targets
 from qkv.errors import ConfigError, RunError
 from qkv.models import BERT
 from qkv.text import Encoding, Tokenizer, tokenizer_files
 from qkv.training.classification import STEP_METRICS, classification_objective, predict_labels_in_row_order
 from qkv.training.family import TrainingData
 from qkv.training.finetune_data import EncodedTaskTexts, LabeledTask, sample_rows, tokenize_task_texts
-from qkv.training.lora import freeze_and_add_lora
+from qkv.training.lora import freeze_and_add_attention_lora
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.signals import SignalInterrupt
 from qkv.training.task_metrics import compute_task_metrics, confusion_matrix
@@ -108,7 +108,7 @@ def choose_training_config(
     )
 
 
-def build_task_model(
+def build_model_and_list_new_weights(
     start: BERT, task: LabeledTask, settings: FinetuningConfig, *, seed: int
 ) -> tuple[BERT, list[str]]:
     """Returns the model with a head for the task, and the names of the randomly initialized weights.
@@ -149,7 +149,7 @@ def freeze_layers_or_add_lora(model: BERT, settings: FinetuningConfig, *, seed: 
     """Freeze the layers selected by the settings, or add LoRA. The pooler and the head always stay trainable."""
     n_layers = model.config.n_layers
     if settings.lora_rank is not None:
-        freeze_and_add_lora(model, rank=settings.lora_rank, seed=seed)
+        freeze_and_add_attention_lora(model, rank=settings.lora_rank, seed=seed)
     elif settings.freeze:
         n = n_layers if settings.freeze == "all" else settings.freeze
         if n > n_layers:
@@ -175,7 +175,7 @@ class FinetuneInputs:
     settings: FinetuningConfig
 
     @classmethod
-    def prepare(
+    def tokenize_task(
         cls, start: BERT, tokenizer: Tokenizer, task: LabeledTask, settings: FinetuningConfig, *, log: LogFunction
     ) -> "FinetuneInputs":
         """Tokenize the texts of the task, once for all seeds."""
@@ -191,7 +191,7 @@ def fine_tune_or_resume(
     if (folder / RESULT_FILE).is_file():
         return _load_result(folder / RESULT_FILE)
     task, encoded, settings = inputs.task, inputs.encoded, inputs.settings
-    model, new_weights = build_task_model(inputs.start, task, settings, seed=seed)
+    model, new_weights = build_model_and_list_new_weights(inputs.start, task, settings, seed=seed)
     if new_weights and not settings.from_scratch:
         log(f"randomly initialized weights: {', '.join(new_weights)}")
     rows = np.arange(len(encoded.train))
@@ -244,8 +244,10 @@ def _build_finetune_trainer(
     return Trainer(
         model,
         training,
-        objective=classification_objective(model, training, variance=task.variance),
-        data=TrainingData(batch=batches.batch, validation=lambda: held_out.eval_batches(EVAL_BATCH_SIZE)),
+        objective=classification_objective(model, training, target_variance=task.target_variance_or_one),
+        data=TrainingData(
+            batch=batches.batch, validation=lambda: held_out.eval_batches_sorted_by_length(EVAL_BATCH_SIZE)
+        ),
         run=run,
         texts={
             "config.json": json.dumps(model.config.model_dump(mode="json", exclude_none=True), indent=2),
@@ -257,9 +259,9 @@ def _build_finetune_trainer(
 
 def _build_buckets(
     inputs: FinetuneInputs, rows: list[Encoding], targets: Targets, training: TrainingConfig, device: torch.device
-) -> LabeledBatches:
-    return LabeledBatches(
-        RaggedSequences(rows),
+) -> LengthGroupedLabeledBatches:
+    return LengthGroupedLabeledBatches(
+        ConcatenatedEncodings(rows),
         targets,
         batch_size=training.batch_size,
         seed=training.seed,
@@ -279,7 +281,7 @@ def _evaluate_checkpoint(
     targets = task.evaluation_targets.numpy()
     rows = _build_buckets(inputs, inputs.encoded.evaluation, task.evaluation_targets, training, device)
     predictions = predict_labels_in_row_order(
-        model.to(device), rows.eval_batches(EVAL_BATCH_SIZE), precision=inputs.settings.precision
+        model.to(device), rows.eval_batches_sorted_by_length(EVAL_BATCH_SIZE), precision=inputs.settings.precision
     )
     has_classes = task.problem_type is ProblemType.SINGLE_LABEL
     return {

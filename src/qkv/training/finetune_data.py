@@ -34,17 +34,17 @@ class LabeledTask:
         return 1 if self.class_names is None else len(self.class_names)
 
     @property
-    def variance(self) -> float:
+    def target_variance_or_one(self) -> float:
         """Variance of the targets for regression, and 1 for classification."""
         if self.problem_type is not ProblemType.REGRESSION:
             return 1.0
         return float(self.train_targets.var(correction=0)) or 1.0
 
 
-def load_task(settings: FinetuningConfig) -> LabeledTask:
+def load_task_with_evaluation_split(settings: FinetuningConfig) -> LabeledTask:
     """Load the task from its files. Without an evaluation file, 10 % of the training rows are held out."""
     train = load_labeled_rows(settings, settings.train)
-    return build_task(
+    return build_task_with_evaluation_split(
         settings, train, None if settings.evaluation is None else load_labeled_rows(settings, settings.evaluation)
     )
 
@@ -53,11 +53,13 @@ def load_labeled_rows(settings: FinetuningConfig, path: str | Path) -> LabeledTe
     columns = ColumnNames(text=settings.text_columns, label=settings.label_column)
     is_number = settings.problem_type is ProblemType.REGRESSION
     return read_labeled_texts(
-        path, columns, is_numeric=is_number, multi_label=settings.problem_type is ProblemType.MULTI_LABEL
+        path, columns, prefer_score_column=is_number, multi_label=settings.problem_type is ProblemType.MULTI_LABEL
     )
 
 
-def build_task(settings: FinetuningConfig, train: LabeledTexts, evaluation: LabeledTexts | None) -> LabeledTask:
+def build_task_with_evaluation_split(
+    settings: FinetuningConfig, train: LabeledTexts, evaluation: LabeledTexts | None
+) -> LabeledTask:
     """Build the task from loaded rows. If `evaluation` is None, 10 % of the training rows are held out."""
     problem_type = settings.problem_type
     if evaluation is not None and train.is_pairs != evaluation.is_pairs:
@@ -141,14 +143,14 @@ def tokenize_task_texts(
     )
 
 
-def build_targets(problem_type: ProblemType, labeled: LabeledTexts, names: tuple[str, ...] | None) -> Tensor:
-    """Returns class ids, a 0/1 label matrix, or numbers if `names` is None."""
-    if names is None:
+def build_targets(problem_type: ProblemType, labeled: LabeledTexts, class_names: tuple[str, ...] | None) -> Tensor:
+    """Returns class ids, a 0/1 label matrix, or numbers if `class_names` is None."""
+    if class_names is None:
         return torch.tensor(labeled.numeric_labels(), dtype=torch.float32)
-    class_ids = labeled.class_indices(names)
+    class_ids = labeled.class_indices(class_names)
     if problem_type is ProblemType.SINGLE_LABEL:
         return torch.tensor([class_id for (class_id,) in class_ids])
-    matrix = torch.zeros(len(class_ids), len(names))
+    matrix = torch.zeros(len(class_ids), len(class_names))
     for row, row_classes in enumerate(class_ids):
         matrix[row, list(row_classes)] = 1.0
     return matrix
@@ -159,5 +161,5 @@ def _select_rows(labeled: LabeledTexts, rows: NDArray[np.int64]) -> LabeledTexts
         name=labeled.name,
         texts=[labeled.texts[row] for row in rows],
         labels=[labeled.labels[row] for row in rows],
-        lines=[labeled.lines[row] for row in rows],
+        line_numbers=[labeled.line_numbers[row] for row in rows],
     )

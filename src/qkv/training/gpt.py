@@ -13,7 +13,7 @@ from qkv.config import Recipe, TrainingConfig
 from qkv.data import TokenSource
 from qkv.data.token_batches import EvalTokenBatches, TokenBatch, TokenBatches
 from qkv.models import GPT, Model
-from qkv.nn import check_ids
+from qkv.nn import check_ids_shape_dtype_range
 from qkv.text import Tokenizer
 from qkv.training.family import ProgressBars, TrainingData
 from qkv.training.losses import chunked_loss_sum
@@ -95,8 +95,8 @@ def next_token_objective(model: GPT, config: TrainingConfig) -> Objective:
 
     def to_device(batch: TokenBatch) -> DeviceInputs:
         # Check on the CPU: an invalid id on a GPU triggers a device-side assert that kills the process.
-        check_ids(batch.ids, vocab_size)
-        check_ids(batch.targets.clamp(min=0), vocab_size)
+        check_ids_shape_dtype_range(batch.ids, vocab_size)
+        check_ids_shape_dtype_range(batch.targets.clamp(min=0), vocab_size)
         on_device = batch.to(device)
         return on_device.ids, on_device.targets, on_device.document_ids
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from qkv.training.async_metrics import StepOutput
-from qkv.training.distributed import Distributed
+from qkv.training.distributed import Distributed, IsCounted
 from qkv.training.objectives import LossOutput
 from qkv.training.sharded_tensors import full_tensor
 
 
 def accumulate_gradients(
-    counted_outputs: Iterable[tuple[LossOutput, bool]],
+    counted_outputs: Iterable[tuple[LossOutput, IsCounted]],
     n_targets: int | Tensor,
     *,
     parameters: Sequence[nn.Parameter],
@@ -21,8 +21,8 @@ def accumulate_gradients(
     """Run the backward pass of every micro-batch and return the loss, gradient norm and metrics of the full batch.
 
     `counted_outputs` yields the loss of each micro-batch and whether it counts. Micro-batches that only keep the ranks
-    in step (see `Distributed.shard_batches`) do not count. `n_targets` is the number of targets in the full batch
-    over all ranks. Nothing here synchronizes with the device.
+    in step (see `Distributed.shard_with_uncounted_repeats`) do not count. `n_targets` is the number of targets in the
+    full batch over all ranks. Nothing here synchronizes with the device.
     """
     loss = torch.zeros((), device=parameters[0].device)
     sums: dict[str, Tensor] = {}

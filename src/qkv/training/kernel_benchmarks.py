@@ -15,7 +15,7 @@ from qkv.cost.workload import Precision
 from qkv.nn import CAUSAL, RotaryEmbedding, activate, scaled_dot_product_attention
 from qkv.nn import make_norm as build_norm
 from qkv.nn.recurrent import run_recurrence_in_weight_dtype
-from qkv.training.benchmark_steps import torch_dtype
+from qkv.training.benchmark_steps import parameter_dtype
 from qkv.training.timer import MAX_REPEATS, WorkFunction
 
 ROW_WIDTH = 512
@@ -36,7 +36,7 @@ class KernelBenchmarkSettings:
     @property
     def weight_dtype(self) -> torch.dtype:
         """Dtype of the residual stream and of the weights."""
-        return torch_dtype(self.dtype)
+        return parameter_dtype(self.dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -8,9 +8,15 @@ import torch
 from qkv.choices import AttentionKernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost.calibration import LaunchOverhead
-from qkv.cost.prediction import EAGER_FAMILY, launch_family
+from qkv.cost.prediction import EAGER_FAMILY, launch_overhead_family
 from qkv.cost.workload import Mode, Precision, Workload
-from qkv.training.benchmark_steps import Step, build_gradient_step, build_loss, build_random_model, build_step
+from qkv.training.benchmark_steps import (
+    Step,
+    build_forward_backward_step,
+    build_loss,
+    build_random_model,
+    configure_model_and_build_step,
+)
 from qkv.training.timer import Timer
 
 FEW_LAYERS, MANY_LAYERS = 1, 5
@@ -22,7 +28,9 @@ _LLAMA_OPTIONS = {"positions": PositionKind.ROTARY, "gated": True, "attention_bi
 def build_tiny_forward_pass(device: torch.device, dtype: Precision) -> Step:
     """Build a forward pass of a tiny GPT, whose time is the current launch overhead of the machine."""
     work = Workload(batch_size=1, seq_len=2, dtype=dtype)
-    return build_step(build_random_model(GPTConfig(**_TINY_CONFIG, n_layers=MANY_LAYERS), device, dtype), work)
+    return configure_model_and_build_step(
+        build_random_model(GPTConfig(**_TINY_CONFIG, n_layers=MANY_LAYERS), device, dtype), work
+    )
 
 
 class LaunchOverheadBenchmark:
@@ -46,14 +54,16 @@ class LaunchOverheadBenchmark:
                     continue
                 precision = training_dtype if mode is Mode.TRAIN else dtype
                 work = Workload(batch_size=1, seq_len=2, mode=mode, dtype=precision, kernel=kernel)
-                self._steps |= _build_steps_by_launch_family(configs, timer, work)
+                self._steps |= _build_steps_by_family_and_mode(configs, timer, work)
 
-    def measure(self) -> None:
+    def measure_and_keep_fastest(self) -> None:
         """Measure every step once more and keep the minimum."""
         for name, steps in self._steps.items():
             is_warm = name in self._fastest
             seconds = [
-                self._timer.measure_latency(step, seconds=self._timer.seconds_per_measurement / 2, is_warm=is_warm)
+                self._timer.measure_lower_quartile_latency(
+                    step, seconds=self._timer.seconds_per_measurement / 2, is_warm=is_warm
+                )
                 for step in steps
             ]
             self._fastest[name] = [min(pair) for pair in zip(seconds, self._fastest.get(name, seconds), strict=True)]
@@ -86,15 +96,15 @@ def _configs_varying_n_layers() -> list[list[ModelConfig]]:
     ]
 
 
-def _build_steps_by_launch_family(configs: list[ModelConfig], timer: Timer, work: Workload) -> dict[str, list[Step]]:
+def _build_steps_by_family_and_mode(configs: list[ModelConfig], timer: Timer, work: Workload) -> dict[str, list[Step]]:
     """Build the steps to measure, by launch family and part of a step."""
     mode = work.mode
-    name = EAGER_FAMILY if work.kernel is AttentionKernel.EAGER else launch_family(configs[0])
+    name = EAGER_FAMILY if work.kernel is AttentionKernel.EAGER else launch_overhead_family(configs[0])
     models = [build_random_model(config, timer.device, work.dtype) for config in configs]
-    steps = {f"{name}.{mode.value}": [build_step(model, work) for model in models]}
+    steps = {f"{name}.{mode.value}": [configure_model_and_build_step(model, work) for model in models]}
     if mode is Mode.TRAIN:
         steps[f"{name}.train_forward"] = [build_loss(model, work) for model in models]
-        steps[f"{name}.train_gradients"] = [build_gradient_step(model, work) for model in models]
+        steps[f"{name}.train_gradients"] = [build_forward_backward_step(model, work) for model in models]
     return steps
 
 

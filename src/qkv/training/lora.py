@@ -25,7 +25,7 @@ class LoRAParametrization(nn.Module):
         return weight + self.up @ self.down
 
 
-def freeze_and_add_lora(model: nn.Module, *, rank: int, seed: int) -> None:
+def freeze_and_add_attention_lora(model: nn.Module, *, rank: int, seed: int) -> None:
     """Freeze the model and add LoRA to the q, k, v and output projections of every attention module."""
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(requires_grad=False)

@@ -16,7 +16,7 @@ concurrent rows fit better into the cache."""
 
 
 @triton.jit
-def cross_entropy_row(
+def cross_entropy_row_inplace(
     logits,
     targets,
     losses,
@@ -74,7 +74,7 @@ def cross_entropy_per_row_inplace(
     With `compute_gradient`, the logits are overwritten with their gradient, and the padding columns with zeros.
     """
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
-    cross_entropy_row[(len(logits),)](
+    cross_entropy_row_inplace[(len(logits),)](
         logits,
         targets,
         losses,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from qkv.choices import SpecialTokenStyle
 from qkv.config import PairsConfig, Recipe
-from qkv.data.pair_files import DeduplicatingPairFilter, PairFile, check_not_swapped, take_sample
+from qkv.data.pair_files import EmptyUnevenDuplicatePairFilter, PairFile, check_languages_not_swapped, take_sample
 from qkv.data.pair_split import Pair, split_pairs
-from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pair_texts
+from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pair_texts_and_counts
 from qkv.data.text_sources import ProgressCallback
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
@@ -20,7 +20,9 @@ def get_pairs_config(recipe: Recipe) -> PairsConfig:
     return recipe.pairs
 
 
-def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress: ProgressCallback) -> None:
+def write_clean_train_and_validation_pairs(
+    recipe: Recipe, folder: Path, data_folder: Path, progress: ProgressCallback
+) -> None:
     """Clean the sentence pairs and write them to the training and validation stores.
 
     Validation is written first, so that an existing training store implies that both are complete.
@@ -32,11 +34,11 @@ def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress:
         raise ConfigError(f"pairs.repeat has the key '{unknown[0]}', which is not in data.train: {', '.join(train)}")
     first = take_sample(next(iter(train.values()))[0].read())
     for file in chain.from_iterable((*train.values(), *validation.values())):
-        check_not_swapped(first, file.read(), name=str(file.source))
-    cleaner = DeduplicatingPairFilter(max_length_ratio=settings.max_length_ratio)
+        check_languages_not_swapped(first, file.read(), name=str(file.source))
+    cleaner = EmptyUnevenDuplicatePairFilter(max_length_ratio=settings.max_length_ratio)
     if validation:
         # Validation is cleaned first. The same cleaner then drops its pairs from the training data as duplicates.
-        write_pair_texts(
+        write_pair_texts_and_counts(
             _read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped
         )
         cleaner.dropped.clear()
@@ -45,7 +47,7 @@ def write_clean_pairs(recipe: Recipe, folder: Path, data_folder: Path, progress:
         pairs = _write_validation_and_return_train(
             pairs, recipe.data.validation_fraction, folder, seed=recipe.training.seed
         )
-    write_pair_texts(pairs, folder / "train", dropped=cleaner.dropped)
+    write_pair_texts_and_counts(pairs, folder / "train", dropped=cleaner.dropped)
 
 
 def _find_pair_files_by_pattern(
@@ -60,7 +62,7 @@ def _find_pair_files_by_pattern(
 
 
 def _read_clean_pairs(
-    files: Mapping[str, list[PairFile]], cleaner: DeduplicatingPairFilter, progress: ProgressCallback
+    files: Mapping[str, list[PairFile]], cleaner: EmptyUnevenDuplicatePairFilter, progress: ProgressCallback
 ) -> dict[str, Iterable[Pair]]:
     """Read and clean the files lazily, one after the other."""
 
@@ -83,7 +85,7 @@ def _write_validation_and_return_train(
     if not 0 < n_held_out < len(all_pairs):
         raise InputError(f"{len(all_pairs)} pairs are too few to hold out {fraction:.0%} for validation")
     split = split_pairs(all_pairs, n_dev=n_held_out, n_test=0, seed=seed)
-    write_pair_texts({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
+    write_pair_texts_and_counts({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
     train_rows, remaining, first = set(split.train.tolist()), {}, 0
     for name, pairs in pairs_by_file.items():
         remaining[name] = [pair for i, pair in enumerate(pairs, first) if i in train_rows]
@@ -91,12 +93,13 @@ def _write_validation_and_return_train(
     return remaining
 
 
-def prepare_pair_tokenizers(
-    recipe: Recipe, folder: Path, data_folder: Path, progress: ProgressCallback
+def load_or_train_pair_tokenizers(
+    recipe: Recipe, folder: Path, relative_to: Path, progress: ProgressCallback
 ) -> dict[str, Tokenizer]:
     """Prepare the source and target tokenizers.
 
-    Each one is taken from an interrupted earlier call, loaded from the path in the recipe, or trained on the pairs.
+    Each one is taken from an interrupted earlier call, loaded from the path in the recipe (relative to `relative_to`),
+    or trained on the pairs.
     """
     settings = get_pairs_config(recipe)
     is_joint = settings.source_vocab_size is None
@@ -109,7 +112,7 @@ def prepare_pair_tokenizers(
         elif is_joint and tokenizers:
             tokenizers[side] = tokenizers["source"]
         elif recipe.tokenizer.path is not None and (is_joint or side == "target"):
-            tokenizers[side] = load_tokenizer(data_folder / recipe.tokenizer.path)
+            tokenizers[side] = load_tokenizer(relative_to / recipe.tokenizer.path)
         else:
             size = sizes["target" if is_joint else side]
             tokenizers[side] = _train_pair_tokenizer(recipe, folder, None if is_joint else side, size=size)

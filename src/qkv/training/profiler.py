@@ -22,7 +22,7 @@ from qkv.cost.estimate import Estimate
 from qkv.cost.kernel_launch import KernelLaunch
 from qkv.cost.operation import Phase
 from qkv.cost.roofline import roofline_bound
-from qkv.data.file_io import convert_disk_errors
+from qkv.data.file_io import convert_os_errors_to_disk_error
 from qkv.training.timer import Timer
 from qkv.training.trainer import Trainer
 
@@ -42,7 +42,7 @@ _CATEGORY_PATTERNS = {
     ProfileCategory.EMBEDDING: r"embedding|index_select|indexselect|^embed_(row_)?kernel$",
     ProfileCategory.LOSS: (
         r"softmax|nll|cross_entropy|searchsorted|cumsum|topk|sort|argmax|scan|gather|scalar|::item|isfinite"
-        r"|^cross_entropy_row"
+        r"|^cross_entropy_row_inplace"
     ),
     ProfileCategory.COPIES: r"copy|memcpy|memset|::cat|catarray|contiguous|clone|::to$|fill|zero",
 }
@@ -90,7 +90,7 @@ def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path |
     seconds_by_category = _profile_by_category(
         lambda: trainer.train_and_measure_step_seconds(PROFILED_BATCHES),
         device,
-        seconds=seconds,
+        unprofiled_seconds=seconds,
         n_repeats=2 * PROFILED_BATCHES,
         trace=trace,
     )
@@ -103,7 +103,7 @@ def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path |
     )
 
 
-def profile_generation(
+def time_then_profile_generation(
     work: Callable[[], A], device: torch.device, *, expected: Estimate | None, trace: Path | None = None
 ) -> tuple[A, Profile]:
     """Run the work twice, once with the profiler, and return its result and profile. Warm it up before."""
@@ -112,7 +112,7 @@ def profile_generation(
     result = work()
     timer.synchronize()
     seconds = time.perf_counter() - started
-    seconds_by_category = dict(_profile_by_category(work, device, seconds=seconds, n_repeats=1, trace=trace))
+    seconds_by_category = dict(_profile_by_category(work, device, unprofiled_seconds=seconds, n_repeats=1, trace=trace))
     seconds_by_category[ProfileCategory.SAMPLING] = seconds_by_category.pop(ProfileCategory.LOSS, 0.0)
     if expected is None:
         return result, Profile(seconds=seconds, seconds_by_category=seconds_by_category, bounds={})
@@ -144,11 +144,11 @@ def measure_device_rates(device: torch.device, dtype: Precision) -> DeviceRates:
 
 
 def _profile_by_category(
-    work: Callable[[], object], device: torch.device, *, seconds: float, n_repeats: int, trace: Path | None
+    work: Callable[[], object], device: torch.device, *, unprofiled_seconds: float, n_repeats: int, trace: Path | None
 ) -> Mapping[ProfileCategory, float]:
     """Profile the work and return the seconds per repetition by category.
 
-    CPU times are scaled to the total of `seconds`, because the profiler slows down the CPU.
+    CPU times are scaled to the total of `unprofiled_seconds`, because the profiler slows down the CPU.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences start and stop messages on stderr
     is_gpu = device.type == "cuda"
@@ -167,16 +167,16 @@ def _profile_by_category(
         for kernel, microseconds in zip(
             kernels, durations_without_earlier_overlap([kernel.time_range for kernel in kernels]), strict=True
         ):
-            seconds_by_category[_category(kernel.name)] += microseconds / 1e6 / n_repeats
+            seconds_by_category[_category_of_operation_name(kernel.name)] += microseconds / 1e6 / n_repeats
     else:
         forward = _categories_by_sequence_nr(events)
         for event in events:
             seconds_by_category[_category_of_outermost_caller(event, forward)] += (
-                event.self_cpu_time_total / 1e6 * seconds / profiled_seconds
+                event.self_cpu_time_total / 1e6 * unprofiled_seconds / profiled_seconds
             )
-    seconds_by_category[ProfileCategory.BETWEEN] = max(0.0, seconds - sum(seconds_by_category.values()))
+    seconds_by_category[ProfileCategory.BETWEEN] = max(0.0, unprofiled_seconds - sum(seconds_by_category.values()))
     if trace is not None:
-        with convert_disk_errors(trace, 0):
+        with convert_os_errors_to_disk_error(trace, 0):
             profile.export_chrome_trace(str(trace))
     return seconds_by_category
 
@@ -193,7 +193,7 @@ def durations_without_earlier_overlap(ranges: Sequence[Interval]) -> list[float]
     return exclusive
 
 
-def _category(name: str) -> ProfileCategory:
+def _category_of_operation_name(name: str) -> ProfileCategory:
     return next(
         (category for category, pattern in _COMPILED_PATTERNS.items() if pattern.search(name)),
         ProfileCategory.ELEMENTWISE,
@@ -215,7 +215,7 @@ def _category_of_outermost_caller(event: FunctionEvent, forward: Mapping[int, Pr
     while caller is not None:
         if _is_gradient(caller) and caller.sequence_nr in forward:
             return forward[caller.sequence_nr]
-        if (caller_category := _category(caller.name)) not in (
+        if (caller_category := _category_of_operation_name(caller.name)) not in (
             ProfileCategory.ELEMENTWISE,
             ProfileCategory.COPIES,
         ) or caller is event:
@@ -236,7 +236,7 @@ def _bounds_by_category(estimate: Estimate, rates: DeviceRates) -> dict[ProfileC
         half=rates.matmul_flops,
         bandwidth=rates.bandwidth,
         memory=0.0,
-        link=0.0,
+        link_bandwidth=0.0,
         source="measured",
     )
     bounds, seconds = roofline_bound(estimate, measured_device), defaultdict[ProfileCategory, float](float)

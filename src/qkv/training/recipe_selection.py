@@ -10,7 +10,7 @@ import torch
 
 from qkv.choices import OptimizerKind, ScheduleKind
 from qkv.config import Recipe, TrainingConfig
-from qkv.data import find_sources
+from qkv.data import parse_text_sources
 
 
 class ModelSize(NamedTuple):
@@ -32,7 +32,8 @@ TRAINING_EFFICIENCY = 0.35
 MIN_EVAL_BATCHES = 8
 """Minimum number of batches per evaluation, because fewer give a noisy loss."""
 SMALL_MODEL_CHECKPOINTS = 12
-"""Checkpoints to keep of a small model: nearly all that `with_steps` saves, for `qkv inspect --view timeline`."""
+"""Checkpoints to keep of a small model, for `qkv inspect --view timeline`: nearly all that
+`with_steps_and_scaled_intervals` saves."""
 MIN_STEPS = 20
 """Minimum number of steps of a run, however little time there is."""
 DEFAULT_MINUTES = 5.0
@@ -40,19 +41,22 @@ DEFAULT_MINUTES = 5.0
 
 
 def auto_recipe(files: list[str], choose: Callable[..., Recipe], *, seconds: float, device: torch.device) -> Recipe:
-    """Choose a recipe for the files with `choose`, which is `choose_gpt_recipe` or a function with the same interface.
+    """Choose a recipe for the files with `choose`.
 
+    `choose` is `choose_gpt_recipe_except_steps` or a function with the same interface.
     The recipe depends on the total size of the files, the available time and the matmul throughput of the device.
     """
     return choose(
         [str(Path(file).resolve()) for file in files],
-        n_bytes=sum(source.size for source in find_sources(files)),
+        n_bytes=sum(source.size for source in parse_text_sources(files)),
         seconds=seconds,
         flops_per_second=measure_matmul_flops(device),
     )
 
 
-def choose_gpt_recipe(files: list[str], *, n_bytes: int, seconds: float, flops_per_second: float) -> Recipe:
+def choose_gpt_recipe_except_steps(
+    files: list[str], *, n_bytes: int, seconds: float, flops_per_second: float
+) -> Recipe:
     """Choose a GPT recipe. `flops_per_second` is the matmul throughput of the device.
 
     The number of steps is provisional. `fit_steps_to_time` sets it once the time per step is known.
@@ -90,11 +94,12 @@ def choose_gpt_recipe(files: list[str], *, n_bytes: int, seconds: float, flops_p
     )
 
 
-def choose_bert_recipe(
+def choose_bert_recipe_except_steps(
     files: list[str], *, n_bytes: int, seconds: float, flops_per_second: float, next_sentence: bool
 ) -> Recipe:
-    """Choose a BERT recipe with the published architecture, which other libraries can load. See `choose_gpt_recipe`.
+    """Choose a BERT recipe with the published architecture, which other libraries can load.
 
+    See `choose_gpt_recipe_except_steps`.
     The WordPiece vocabulary is trained by the `tokenizers` library, which breaks ties randomly, so two runs on the same
     text may have different vocabularies.
     """
@@ -157,7 +162,9 @@ def _choose_tokenizer(n_bytes: int) -> tuple[str, int]:
 
 def fit_steps_to_time(recipe: Recipe, *, seconds: float, seconds_per_step: float) -> Recipe:
     """Returns the recipe with as many steps as fit into `seconds`."""
-    return with_steps(recipe, max(MIN_STEPS, steps_in_budget(seconds / seconds_per_step, n_evaluations=11)))
+    return with_steps_and_scaled_intervals(
+        recipe, max(MIN_STEPS, steps_in_budget(seconds / seconds_per_step, n_evaluations=11))
+    )
 
 
 def steps_in_budget(n_affordable: float, *, n_evaluations: int) -> int:
@@ -169,7 +176,7 @@ def steps_in_budget(n_affordable: float, *, n_evaluations: int) -> int:
     return math.floor(min(0.9 * n_affordable, 0.95 * n_affordable - n_evaluations * MIN_EVAL_BATCHES / 3))
 
 
-def with_steps(recipe: Recipe, steps: int) -> Recipe:
+def with_steps_and_scaled_intervals(recipe: Recipe, steps: int) -> Recipe:
     """Returns the recipe with this number of steps and ten evaluations and checkpoints.
 
     A validation batch costs a third of a training step, so ten evaluations of steps/60 batches are 6 % of the work.

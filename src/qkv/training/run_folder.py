@@ -27,10 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.data.file_io import convert_disk_errors, fsync_path
+from qkv.data.file_io import convert_os_errors_to_disk_error, fsync_path
 from qkv.errors import RunError, WeightsError
 from qkv.training.sharded_tensors import SHARDS_FOLDER, load_sharded
-from qkv.weights.atomic_folder import PARTIAL_PREFIX, check_files_against_manifest, read_tensors, write_folder
+from qkv.weights.atomic_folder import (
+    PARTIAL_PREFIX,
+    check_files_against_manifest,
+    read_safetensors,
+    write_folder_atomically_with_manifest,
+)
 
 LogFunction = Callable[[str], None]
 
@@ -81,7 +86,7 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; expected a new or empty folder")
         created_folders = tuple(folder for folder in (path, *path.parents) if not folder.exists())
-        with convert_disk_errors(path, 0):
+        with convert_os_errors_to_disk_error(path, 0):
             path.mkdir(parents=True, exist_ok=True)
             existing = sorted(entry.name for entry in path.iterdir() if entry.suffix != ".partial")
         if existing:
@@ -137,11 +142,11 @@ class RunFolder:
         if self.checkpoint_folder(progress.step).exists():
             return
         if self.metrics.exists():
-            with convert_disk_errors(self.metrics, 0):
+            with convert_os_errors_to_disk_error(self.metrics, 0):
                 fsync_path(self.metrics)
         state = json.dumps(asdict(progress), indent=1)
         texts = {**texts, "progress.json": state}
-        write_folder(
+        write_folder_atomically_with_manifest(
             self.checkpoint_folder(progress.step),
             tensors=tensors,
             text_files=texts,
@@ -150,7 +155,7 @@ class RunFolder:
 
     def delete_old_checkpoints(self, *, keep: int, best: int | None) -> None:
         """Delete all checkpoints except the last `keep` and the best one."""
-        with convert_disk_errors(self.checkpoints, 0):
+        with convert_os_errors_to_disk_error(self.checkpoints, 0):
             for step in self.checkpoint_steps()[:-keep]:
                 if step != best:
                     self._delete_checkpoint(step)
@@ -184,7 +189,7 @@ class RunFolder:
 
     def discard_later_checkpoints_and_metrics(self, progress: TrainingProgress, log: LogFunction) -> None:
         """Delete everything written after this checkpoint: incomplete folders, later checkpoints and later metrics."""
-        with convert_disk_errors(self.checkpoints, 0):
+        with convert_os_errors_to_disk_error(self.checkpoints, 0):
             for leftover in self.checkpoints.glob(f"{PARTIAL_PREFIX}*"):
                 shutil.rmtree(leftover)
             for step in self.checkpoint_steps():
@@ -194,25 +199,25 @@ class RunFolder:
         if n_bytes < progress.metrics_bytes:
             log(f"{self.metrics}: only {n_bytes} of {progress.metrics_bytes} bytes exist, so some metrics are missing")
         elif n_bytes:
-            with convert_disk_errors(self.metrics, 0):
+            with convert_os_errors_to_disk_error(self.metrics, 0):
                 os.truncate(self.metrics, progress.metrics_bytes)
 
     def log(self, entry: Mapping[str, Any]) -> None:
         line = json.dumps(entry) + "\n"
-        with convert_disk_errors(self.metrics, len(line)), self.metrics.open("a", encoding="utf-8") as file:
+        with convert_os_errors_to_disk_error(self.metrics, len(line)), self.metrics.open("a", encoding="utf-8") as file:
             file.write(line)
 
     def metrics_bytes(self) -> int:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
 
 
-def load_progress(folder: Path, step: int) -> TrainingProgress:
+def load_progress(folder: Path, expected_step: int) -> TrainingProgress:
     path = folder / "progress.json"
     try:
         progress = TrainingProgress(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise WeightsError(f"{path}: invalid training progress: {error}") from None
-    if progress.step != step:
+    if progress.step != expected_step:
         raise WeightsError(f"{folder}: contains the checkpoint of step {progress.step}")
     return progress
 
@@ -224,7 +229,7 @@ def load_checkpoint(
 
     Sharded parts of the resume state are sharded like the model parameters `like`.
     """
-    weights, resume = read_tensors(folder / "model.safetensors"), read_tensors(folder / "resume.safetensors")
+    weights, resume = read_safetensors(folder / "model.safetensors"), read_safetensors(folder / "resume.safetensors")
     if (folder / SHARDS_FOLDER).is_dir():
         resume |= load_sharded(folder / SHARDS_FOLDER, like)
     return weights, resume

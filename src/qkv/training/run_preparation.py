@@ -8,7 +8,7 @@ import torch
 
 from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.config.base import Config
-from qkv.data.file_io import convert_disk_errors, write_atomically
+from qkv.data.file_io import convert_os_errors_to_disk_error, write_atomically
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
 from qkv.text import tokenizer_files
@@ -17,7 +17,7 @@ from qkv.training.data_fingerprints import check_fingerprints, record_fingerprin
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.families import get_family
 from qkv.training.family import Corpus, ProgressBars
-from qkv.training.lora import freeze_and_add_lora
+from qkv.training.lora import freeze_and_add_attention_lora
 from qkv.training.recipe_selection import fit_steps_to_time
 from qkv.training.run_folder import RunFolder
 from qkv.training.text_preparation import resolve_data_files
@@ -127,7 +127,7 @@ def write_fingerprints_and_final_recipe(prepared: PreparedRun) -> None:
     """Record the data fingerprints and the final recipe. The run can then be resumed without the original data."""
     record_fingerprints(prepared.run.path, prepared.run.path / DATA_FOLDER)
     write_recipe(prepared.run, prepared.recipe)
-    with convert_disk_errors(prepared.run.path, 0):
+    with convert_os_errors_to_disk_error(prepared.run.path, 0):
         (prepared.run.path / PREPARATION_FILE).unlink(missing_ok=True)
 
 
@@ -165,14 +165,14 @@ def build_trainer(
     distributed: Distributed = SINGLE_PROCESS,
 ) -> Trainer:
     """Build the model and its trainer. If `start` is given, training starts from its weights; its config must match."""
-    training, corpus = distributed.fit_micro_batch_size(prepared.recipe.training), prepared.corpus
+    training, corpus = distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training), prepared.corpus
     model = build(prepared.config, seed=training.seed)
     if start is not None:
         _check_config_and_copy_weights(start, model)
     if training.activation_checkpointing:
         enable_activation_checkpointing(model)
     if training.lora_rank is not None:
-        freeze_and_add_lora(model, rank=training.lora_rank, seed=training.seed)
+        freeze_and_add_attention_lora(model, rank=training.lora_rank, seed=training.seed)
     model.to(device)
     return Trainer(
         model,

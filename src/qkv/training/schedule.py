@@ -8,7 +8,7 @@ from qkv.config import TrainingConfig
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
     """Returns the learning rate of update `step` (starting at 0). It depends on the config and the step only."""
-    progress = _decay_progress(config, step)
+    progress = _decay_fraction_across_replans(config, step)
     is_warmed_up = step >= config.warmup_steps
     peak = config.learning_rate if is_warmed_up else config.learning_rate * (step + 1) / config.warmup_steps
     if not is_warmed_up and progress == 0:
@@ -29,7 +29,7 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
     return peak * factor
 
 
-def _decay_progress(config: TrainingConfig, step: int) -> float:
+def _decay_fraction_across_replans(config: TrainingConfig, step: int) -> float:
     """Returns the fraction of the decay that is completed at `step`. The decay starts after the warm-up.
 
     If the number of steps was changed during the run (`config.replans`), the remaining decay is spread evenly over the

@@ -36,7 +36,7 @@ class StopRequest:
 def record_stop_signals() -> Iterator[StopRequest]:
     """Context manager in which a stop signal is recorded in the yielded `StopRequest` and has no other effect."""
     request = StopRequest()
-    with _install_handler(request.receive):
+    with _temporary_stop_signal_handler(request.receive):
         yield request
 
 
@@ -48,12 +48,12 @@ def raise_on_stop_signals() -> Iterator[None]:
         _restore_default_handlers()
         raise SignalInterrupt(number)
 
-    with _install_handler(receive):
+    with _temporary_stop_signal_handler(receive):
         yield
 
 
 @contextmanager
-def _install_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _temporary_stop_signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield

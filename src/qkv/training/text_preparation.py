@@ -5,7 +5,7 @@ from pathlib import Path
 
 from qkv.choices import SpecialTokenStyle
 from qkv.config import Recipe
-from qkv.data import TokenSource, TokenStore, find_sources, is_unfinished, prepare_store, read_text_chunks
+from qkv.data import TokenSource, TokenStore, is_unfinished, parse_text_sources, prepare_store, read_text_chunks
 from qkv.data.text_sources import ProgressCallback
 from qkv.data.token_store import INDEX_FILE
 from qkv.errors import ConfigError, InputError
@@ -25,7 +25,7 @@ def resolve_data_files(patterns: tuple[str, ...], data_folder: Path) -> list[Pat
         if not matches:
             raise InputError(f"{path}: no matching file")
         files += matches
-    find_sources(files)
+    parse_text_sources(files)
     return files
 
 
@@ -52,17 +52,17 @@ def prepare_text_stores(
 
 
 def load_or_train_tokenizer(
-    recipe: Recipe, files: list[Path], data_folder: Path, *, specials: SpecialTokenStyle, progress: ProgressCallback
+    recipe: Recipe, files: list[Path], relative_to: Path, *, specials: SpecialTokenStyle, progress: ProgressCallback
 ) -> Tokenizer:
-    """Load the tokenizer of the recipe, or train one on the files."""
+    """Load the tokenizer from the path in the recipe, relative to `relative_to`, or train one on the files."""
     settings = recipe.tokenizer
     if settings.path is not None:
-        tokenizer = load_tokenizer(data_folder / settings.path)
+        tokenizer = load_tokenizer(relative_to / settings.path)
         n_ids = tokenizer.vocab_size
         if n_ids != settings.vocab_size:
             raise ConfigError(f"tokenizer.vocab_size={settings.vocab_size}, but {settings.path} has {n_ids}")
         return tokenizer
-    texts = read_text_chunks(files, max_characters=TOKENIZER_CHARACTERS, progress=progress)
+    texts = read_text_chunks(files, max_total_characters=TOKENIZER_CHARACTERS, progress=progress)
     return train_tokenizer(
         settings.kind,
         texts,

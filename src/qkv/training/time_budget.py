@@ -39,7 +39,11 @@ class TimeBudgetReplanner:
     ) -> TrainingConfig | None:
         """Returns a config with a new number of steps, or None if it does not change. Rank 0 measures the time."""
         steps = int(distributed.broadcast_from_rank0(lambda: self._replan_total_steps(config, progress)))
-        return None if steps == config.steps else replan_config(config, at=progress.step, steps=steps)
+        return (
+            None
+            if steps == config.steps
+            else replan_steps_and_eval_interval(config, at_step=progress.step, steps=steps)
+        )
 
     def _replan_total_steps(self, config: TrainingConfig, progress: TrainingProgress) -> int:
         if self._reference is None:
@@ -58,15 +62,15 @@ class TimeBudgetReplanner:
         return steps if abs(steps - config.steps) > REPLAN_TOLERANCE * config.steps else config.steps
 
 
-def replan_config(config: TrainingConfig, *, at: int, steps: int) -> TrainingConfig:
-    """Returns the config with a new number of steps, effective from step `at`.
+def replan_steps_and_eval_interval(config: TrainingConfig, *, at_step: int, steps: int) -> TrainingConfig:
+    """Returns the config with a new number of steps, effective from step `at_step`.
 
     Evaluations become less frequent if there are more steps, but never more frequent.
     """
     eval_every = max(config.eval_every, steps // 10)
     return config.replace(
         steps=steps,
-        replans=(*config.replans, (at, config.steps)),
+        replans=(*config.replans, (at_step, config.steps)),
         eval_every=eval_every,
         save_every=max(config.save_every, eval_every),
     )

@@ -48,7 +48,9 @@ class Timer:
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
-    def measure_latency(self, work: WorkFunction, *, seconds: float | None = None, is_warm: bool = False) -> float:
+    def measure_lower_quartile_latency(
+        self, work: WorkFunction, *, seconds: float | None = None, is_warm: bool = False
+    ) -> float:
         """Returns the time from the call until the device has finished, as the lower quartile of several runs.
 
         On a CPU, runs that were interrupted by other processes are excluded if enough others exist.

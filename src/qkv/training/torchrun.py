@@ -18,7 +18,7 @@ from qkv.cost.workload import Sharding
 from qkv.errors import ConfigError
 from qkv.models import Model, build
 from qkv.nn import Block
-from qkv.training.distributed import Distributed, Tensors, Texts
+from qkv.training.distributed import Distributed, IsCounted, Tensors, Texts
 from qkv.training.heartbeat import INTERVAL_SECONDS, Heartbeat
 from qkv.training.objectives import LossOutput, Metric, Objective
 from qkv.training.run_folder import RunFolder, TrainingProgress
@@ -100,7 +100,7 @@ class _TorchrunBase(Distributed):
         dist.all_gather(buffers, buffer, group=self._control_group)
         return [bytes(gathered.tolist()).rstrip(b"\0").decode(errors="replace") for gathered in buffers]
 
-    def any_rank_stopping(self, stop: StopRequest) -> Signals | None:
+    def synchronize_stop_request(self, stop: StopRequest) -> Signals | None:
         number = torch.tensor(0 if stop.signal is None else stop.signal.value)
         dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._control_group)
         if number:
@@ -142,10 +142,10 @@ class DDP(_TorchrunBase):
         )
         return lambda micro_batch: _to_loss_output(wrapped(micro_batch))
 
-    def shard_batches(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    def shard_with_uncounted_repeats(self, items: Iterable[T]) -> Iterator[tuple[T, IsCounted]]:
         """As in the base class. Gradients are synchronized only in the backward pass of the last item."""
-        previous: tuple[T, bool] | None = None
-        for current in super().shard_batches(items):
+        previous: tuple[T, IsCounted] | None = None
+        for current in super().shard_with_uncounted_repeats(items):
             if previous is not None:
                 self._set_gradient_sync(False)
                 yield previous
@@ -178,11 +178,10 @@ class FSDP(_TorchrunBase):
     sharding = Sharding.FSDP
     _wrapped: "FSDPModule | None" = None
 
-    def fit_micro_batch_size(self, training: TrainingConfig) -> TrainingConfig:
+    def _check_supported(self, training: TrainingConfig) -> None:
         for setting, is_enabled in (("compile", training.compile), ("lora_rank", training.lora_rank is not None)):
             if is_enabled:
                 raise ConfigError(f"--sharding fsdp cannot be used with {setting}; --sharding ddp can")
-        return super().fit_micro_batch_size(training)
 
     def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:
         from torch.distributed.device_mesh import init_device_mesh

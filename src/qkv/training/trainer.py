@@ -16,7 +16,7 @@ from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
 from qkv.training.async_metrics import PendingMetrics, StepMetrics, StepOutput, copy_to_host_async, pin_batch
 from qkv.training.cuda_graph_step import CUDAGraphStep, can_capture
-from qkv.training.distributed import SINGLE_PROCESS, Distributed
+from qkv.training.distributed import SINGLE_PROCESS, Distributed, IsCounted
 from qkv.training.ema import EMA
 from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_progress_after_evaluation
 from qkv.training.family import TrainingData
@@ -106,7 +106,7 @@ class Trainer:
                 )
                 self._save_if_due(
                     force=new_config is not None
-                    or self.distributed.any_rank_stopping(stop) is not None
+                    or self.distributed.synchronize_stop_request(stop) is not None
                     or self._is_done
                 )
                 if time_budget is not None and new_config is not None:
@@ -114,7 +114,7 @@ class Trainer:
                     self.config = new_config
                 # A signal may have arrived after `force` was evaluated. The run ends at this step only if it was saved.
                 is_saved = self._saved_step == self.progress.step
-                if is_saved and (self._is_done or self.distributed.any_rank_stopping(stop) is not None):
+                if is_saved and (self._is_done or self.distributed.synchronize_stop_request(stop) is not None):
                     return stop
                 self._run_step(next(batches))
 
@@ -169,9 +169,11 @@ class Trainer:
             return
         (pending, rate, progress), self._pending = self._pending, None
         counters = {"learning_rate": rate, "tokens": progress.n_tokens, "seconds": round(progress.seconds, 4)}
-        self._log_entry({"step": progress.step, **self._read_metrics(pending).to_log_entry(), **counters})
+        self._log_entry(
+            {"step": progress.step, **self._read_metrics_or_raise_nonfinite(pending).to_log_entry(), **counters}
+        )
 
-    def _read_metrics(self, pending: PendingMetrics) -> StepMetrics:
+    def _read_metrics_or_raise_nonfinite(self, pending: PendingMetrics) -> StepMetrics:
         """Wait for the metrics of a step. Raises TrainingError if the loss or the gradient norm is not finite."""
         metrics = pending.read()
         if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
@@ -198,8 +200,8 @@ class Trainer:
             pending = self._compute_gradients(batch, step)
             if not self._async_metrics:
                 # Check before the update, so that the weights stay as they were if the loss is not finite.
-                self._read_metrics(pending)
-            self._clip_and_step_optimizers(pending.output)
+                self._read_metrics_or_raise_nonfinite(pending)
+            self._clip_step_and_zero_grad(pending.output)
         else:
             pending = self._train_with_graph(batch, step, self._graph_step)
         if self.ema is not None:
@@ -208,7 +210,9 @@ class Trainer:
 
     def _compute_gradients(self, batch: TrainingBatch, step: int) -> PendingMetrics:
         """Accumulate the gradients of the batch in the model without synchronizing with the device."""
-        return copy_to_host_async(self._accumulate(self._micro_batch_losses(batch, step), batch.n_targets), batch, step)
+        return copy_to_host_async(
+            self._accumulate_and_flag_nonfinite(self._micro_batch_losses(batch, step), batch.n_targets), batch, step
+        )
 
     def _train_with_graph(
         self, batch: TrainingBatch, step: int, graph_step: CUDAGraphStep[StepOutput]
@@ -223,14 +227,16 @@ class Trainer:
         def step_function(device_inputs: DeviceInputs) -> StepOutput:
             *inputs, n_targets = device_inputs
             assert n_targets is not None
-            output = self._accumulate([(objective.loss(*inputs), True)], n_targets)
-            self._clip_and_step_optimizers(output)
+            output = self._accumulate_and_flag_nonfinite([(objective.loss(*inputs), True)], n_targets)
+            self._clip_step_and_zero_grad(output)
             return output
 
         n_targets = torch.full((), float(batch.n_targets), device=self._device)
         return copy_to_host_async(graph_step((*tensors, n_targets), step_function), batch, step)
 
-    def _accumulate(self, outputs: Iterable[tuple[LossOutput, bool]], n_targets: int | Tensor) -> StepOutput:
+    def _accumulate_and_flag_nonfinite(
+        self, outputs: Iterable[tuple[LossOutput, IsCounted]], n_targets: int | Tensor
+    ) -> StepOutput:
         output = accumulate_gradients(outputs, n_targets, parameters=self._parameters, distributed=self.distributed)
         if self._async_metrics:
             torch.maximum(
@@ -240,9 +246,9 @@ class Trainer:
             )
         return output
 
-    def _micro_batch_losses(self, batch: TrainingBatch, step: int) -> Iterator[tuple[LossOutput, bool]]:
-        """Yield the loss of each micro-batch of this rank and whether it counts (see `Distributed.shard_batches`)."""
-        for (i, micro_batch), counts in self.distributed.shard_batches(
+    def _micro_batch_losses(self, batch: TrainingBatch, step: int) -> Iterator[tuple[LossOutput, IsCounted]]:
+        """Yield the loss of each micro-batch of this rank and whether it counts."""
+        for (i, micro_batch), counts in self.distributed.shard_with_uncounted_repeats(
             enumerate(batch.split(self.config.micro_batch_size))
         ):
             self._set_seed(step, micro_batch=i)
@@ -274,11 +280,13 @@ class Trainer:
         seconds = []
         for step in (*range(n_batches), *range(n_batches)):
             started = clock()
-            self._read_metrics(self._train_on(self._load_batch(step), step, learning_rate(self.config, step)))
+            self._read_metrics_or_raise_nonfinite(
+                self._train_on(self._load_batch(step), step, learning_rate(self.config, step))
+            )
             seconds.append(clock() - started)
         return self.distributed.broadcast_from_rank0(lambda: statistics.median(seconds[n_batches:]))
 
-    def _clip_and_step_optimizers(self, output: StepOutput) -> None:
+    def _clip_step_and_zero_grad(self, output: StepOutput) -> None:
         for optimizer in self.optimizers:
             if self.config.max_grad_norm is not None:
                 clip_gradients(
@@ -303,7 +311,9 @@ class Trainer:
             with nullcontext() if self.ema is None else self.ema.apply_to_model():
                 batches = self.data.validation()
                 if not may_end_run:
-                    batches = until_stopped(lambda: self.distributed.any_rank_stopping(stop) is not None, batches)
+                    batches = until_stopped(
+                        lambda: self.distributed.synchronize_stop_request(stop) is not None, batches
+                    )
                 result = evaluate(self.model, self.objective, batches, distributed=self.distributed)
                 self.model.eval()
                 extra_metrics = self.generation_metrics()
@@ -327,7 +337,9 @@ class Trainer:
         self.flush_metrics()
         self._check_weights_finite()
         progress = self.progress = replace(progress, metrics_bytes=self.run.metrics_bytes())
-        self.distributed.save_checkpoint(self.run, progress, tensors=self._training_state().tensors(), texts=self.texts)
+        self.distributed.save_checkpoint(
+            self.run, progress, tensors=self._training_state().tensors_by_checkpoint_file(), texts=self.texts
+        )
         self._saved_step = step
         if self.distributed.is_main_process:
             self.run.delete_old_checkpoints(keep=self.config.keep_checkpoints, best=progress.best_step)

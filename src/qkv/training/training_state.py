@@ -26,7 +26,7 @@ class TrainingState:
     ema: EMA | None
     is_lora: bool
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors_by_checkpoint_file(self) -> dict[str, dict[str, Tensor]]:
         """Returns the tensors of each checkpoint file.
 
         model.safetensors holds the weights for inference. resume.safetensors holds the optimizer state, and the raw

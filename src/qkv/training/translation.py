@@ -1,6 +1,6 @@
 """Training of translation models with teacher forcing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -14,18 +14,22 @@ from torch import Tensor
 from qkv.choices import SpecialToken
 from qkv.config import PairsConfig, Recipe, Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch, PairBatches
-from qkv.data.pair_store import PAIRS_FILE, PairStore, encode_and_delete_pair_texts
+from qkv.data.pair_store import PAIRS_FILE, PairStore, tokenize_and_delete_pair_texts
 from qkv.errors import ConfigError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import Block, check_ids
+from qkv.nn import Block, check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
 from qkv.text.translation_metrics import score_translations
 from qkv.training.family import ProgressBars, TrainingData
 from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
 from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory
-from qkv.training.pair_preparation import get_pairs_config, prepare_pair_tokenizers, write_clean_pairs
+from qkv.training.pair_preparation import (
+    get_pairs_config,
+    load_or_train_pair_tokenizers,
+    write_clean_train_and_validation_pairs,
+)
 
 N_SAMPLES = 3
 """Number of sample translations that an evaluation logs."""
@@ -42,11 +46,13 @@ class TranslationFamily:
                 ["now"], ["now"], n_bootstrap_samples=0
             )  # fails now, not at the first evaluation, if sacrebleu is missing
         if not (folder / "train" / PAIRS_FILE).exists():
-            write_clean_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
-        tokenizers = prepare_pair_tokenizers(recipe, folder / "train", data_folder, progress("training the tokenizer"))
+            write_clean_train_and_validation_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
+        tokenizers = load_or_train_pair_tokenizers(
+            recipe, folder / "train", data_folder, progress("training the tokenizer")
+        )
         for part in ("train", "validation"):
             if (folder / part / PAIRS_FILE).exists():
-                encode_and_delete_pair_texts(folder / part, tokenizers, progress=progress)
+                tokenize_and_delete_pair_texts(folder / part, tokenizers, progress=progress)
 
     def open(self, recipe: Recipe, folder: Path) -> "PairsCorpus":
         has_validation = (folder / "validation" / PAIRS_FILE).exists()
@@ -77,7 +83,7 @@ class PairsCorpus:
 
     @property
     def summary(self) -> str:
-        dropped = dict(self.train.record.dropped) | {"too long": self._batches(self.training).n_too_long}
+        dropped = dict(self.train.record.dropped) | {"too long": self._train_batches(self.training).n_too_long}
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         held_out = 0 if self.validation is None else len(self.validation)
         excluded = f" (excluded: {reasons})" if reasons else ""
@@ -89,7 +95,7 @@ class PairsCorpus:
         return self.train.target.n_tokens, 0 if self.validation is None else self.validation.target.n_tokens
 
     def data(self, training: TrainingConfig) -> TrainingData:
-        batches = self._batches(training)
+        batches = self._train_batches(training)
         if self.validation is None:
             return TrainingData(batch=batches.batch)
         held_out = PairBatches(
@@ -149,7 +155,7 @@ class PairsCorpus:
                 translations[i] = target_tokenizer.decode(hypothesis.ids)
         return translations
 
-    def _batches(self, training: TrainingConfig) -> PairBatches:
+    def _train_batches(self, training: TrainingConfig) -> PairBatches:
         return PairBatches(
             store=self.train,
             repeats=self.train.pair_repeats(self.settings.repeat),
@@ -172,7 +178,10 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
     device, settings = next(model.parameters()).device, model.config
     has_image_source = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
     autocast = autocast_factory(config.precision, device)
-    loss_function = _compile_blocks_and_loss(model) if config.compile else _loss_sums_and_token_counts
+    loss_function = _loss_sums_and_token_counts
+    if config.compile:
+        _compile_blocks(model)
+        loss_function = torch.compile(_loss_sums_and_token_counts, dynamic=True)
 
     def compute_sums(on_device: PairBatch, smoothing: float) -> tuple[Tensor, ...]:
         if isinstance(model, RNNSeq2Seq):
@@ -189,9 +198,9 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
     def objective(batch: PairBatch) -> LossOutput:
         # Check on the CPU: an invalid id on a GPU triggers a device-side assert that kills the process.
         if not has_image_source:
-            check_ids(batch.source, settings.source_vocab_size)
-        check_ids(batch.ids, settings.vocab_size)
-        check_ids(batch.targets.clamp(min=0), settings.vocab_size)
+            check_ids_shape_dtype_range(batch.source, settings.source_vocab_size)
+        check_ids_shape_dtype_range(batch.ids, settings.vocab_size)
+        check_ids_shape_dtype_range(batch.targets.clamp(min=0), settings.vocab_size)
         is_training = torch.is_grad_enabled()
         with autocast(), nullcontext() if is_training else force_eager():
             loss, *metric_sums = compute_sums(batch.to(device), config.label_smoothing if is_training else 0.0)
@@ -206,8 +215,8 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
     return objective
 
 
-def _compile_blocks_and_loss(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, Tensor, float], tuple[Tensor, ...]]:
-    """Compile the blocks of the model in place and return the compiled loss function.
+def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> None:
+    """Compile the blocks of the model in place.
 
     All blocks of a kind share the compiled code, and dynamic shapes cover all batches, so compilation takes seconds.
     Compiling the full model at once would take minutes.
@@ -215,7 +224,6 @@ def _compile_blocks_and_loss(model: Seq2Seq | RNNSeq2Seq) -> Callable[[Tensor, T
     for block in model.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)
-    return torch.compile(_loss_sums_and_token_counts, dynamic=True)
 
 
 def _loss_sums_and_token_counts(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:

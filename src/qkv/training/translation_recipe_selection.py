@@ -20,7 +20,7 @@ There are more encoder than decoder layers, because the encoder runs once per se
 """
 
 
-def choose_translation_recipe(
+def choose_translation_recipe_except_steps(
     files: list[str],
     *,
     n_bytes: int,

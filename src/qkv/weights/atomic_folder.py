@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qkv.data.file_io import convert_disk_errors, fsync_path
+from qkv.data.file_io import convert_os_errors_to_disk_error, fsync_path
 from qkv.errors import WeightsError
 from qkv.text.rust_errors import parse_encodable_json
 
@@ -31,7 +31,7 @@ PARTIAL_PREFIX = ".partial-"
 """Prefix of temporary folders. Folders left over from an interrupted write may be deleted."""
 
 
-def write_folder(
+def write_folder_atomically_with_manifest(
     target: Path,
     *,
     tensors: Mapping[str, Mapping[str, Tensor]],
@@ -53,21 +53,21 @@ def write_folder(
         for parent in {(temporary / name).parent for name in text_files} - {temporary}:
             parent.mkdir()
         for name, file in tensors.items():
-            _save_safetensors(temporary / name, file, metadata)
+            _save_safetensors_raising_os_error(temporary / name, file, metadata)
         for name, text in text_files.items():
             (temporary / name).write_text(text, encoding="utf-8")
         write_extra_files(temporary)
-        _write_manifest_and_sync(temporary)
+        _write_manifest_chmod_and_fsync(temporary)
 
 
 @contextmanager
-def create_folder_atomically(target: Path, n_bytes: int) -> Iterator[Path]:
+def create_folder_atomically(target: Path, required_free_bytes: int) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `target` on success and removed if the disk reports an error."""
     temporary = target.parent / f"{PARTIAL_PREFIX}{target.name}-{os.getpid()}"
-    with convert_disk_errors(target, n_bytes):
+    with convert_os_errors_to_disk_error(target, required_free_bytes):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(target.parent).free < n_bytes:
+            if shutil.disk_usage(target.parent).free < required_free_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
@@ -81,7 +81,7 @@ def create_folder_atomically(target: Path, n_bytes: int) -> Iterator[Path]:
 
 def check_files_against_manifest(folder: Path) -> None:
     """Check that a folder contains exactly the files of its manifest, without missing, additional or changed files."""
-    manifest = _read_manifest(folder)
+    manifest = _read_and_verify_manifest(folder)
     existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}
     parents = {str(Path(name).parent) for name in manifest}
     for name in sorted(existing - set(manifest) - parents):
@@ -118,7 +118,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value, checked by t
         raise WeightsError(f"{path}: not valid JSON: {error}") from None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a safetensors file."""
     try:
         return load_file(path)
@@ -128,7 +128,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: not a safetensors file: {error}") from None
 
 
-def read_metadata(path: Path) -> dict[str, str]:
+def read_safetensors_metadata(path: Path) -> dict[str, str]:
     """Read the metadata in the header of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -145,7 +145,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def _save_safetensors_raising_os_error(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     try:
         save_file(contiguous, path, metadata=dict(metadata))
@@ -155,7 +155,7 @@ def _save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
 
 
-def _write_manifest_and_sync(folder: Path) -> None:
+def _write_manifest_chmod_and_fsync(folder: Path) -> None:
     """Write the manifest, set the permissions of all files and sync them to disk."""
     files = sorted(path for path in folder.rglob("*") if not path.is_dir())
     entries = {
@@ -172,7 +172,7 @@ def _write_manifest_and_sync(folder: Path) -> None:
         fsync_path(parent)
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
+def _read_and_verify_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())

@@ -26,11 +26,11 @@ LOGIT_BIAS = "final_logits_bias"
 def read_bart_config(published: PublishedConfig) -> Seq2SeqConfig:
     published.pop_expected_values({"normalize_embedding": True, "static_position_embeddings": False})
     return Seq2SeqConfig(
-        vocab_size=published.require("vocab_size"),
+        vocab_size=published.pop_required("vocab_size"),
         positions=PositionKind.LEARNED,
         position_offset=2,
         embedding_norm=True,
-        **read_shared_settings(published),
+        **pop_bart_marian_settings(published),
     )
 
 
@@ -38,7 +38,7 @@ def to_hf_bart_config(config: Seq2SeqConfig) -> dict[str, Any]:
     return {
         "architectures": ["BartForConditionalGeneration"],
         "vocab_size": config.vocab_size,
-        **write_shared_settings(config),
+        **to_hf_bart_marian_settings(config),
     }
 
 
@@ -60,7 +60,7 @@ def bart_name_table(config: Seq2SeqConfig) -> NameTable:
     )
 
 
-def read_shared_settings(published: PublishedConfig) -> dict[str, Any]:
+def pop_bart_marian_settings(published: PublishedConfig) -> dict[str, Any]:
     """Read the settings that BART and Marian share."""
     published.pop_expected_values(
         {"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True}
@@ -75,7 +75,7 @@ def read_shared_settings(published: PublishedConfig) -> dict[str, Any]:
     }
 
 
-def write_shared_settings(config: Seq2SeqConfig) -> dict[str, Any]:
+def to_hf_bart_marian_settings(config: Seq2SeqConfig) -> dict[str, Any]:
     """Return the published settings that BART and Marian share."""
     return {
         "is_encoder_decoder": True,

@@ -5,11 +5,11 @@ from typing import Any
 from qkv.config import BERTConfig
 from qkv.weights.encoder_heads import (
     EncoderHead,
-    class_label_settings,
-    detect_heads,
-    encoder_head_settings,
+    detect_heads_and_add_remarks,
+    drop_absent_head_mappings,
     masked_lm_unembedding_mappings,
-    select_head_mappings,
+    pop_encoder_head_settings,
+    to_hf_classifier_settings,
 )
 from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
@@ -49,12 +49,12 @@ BERT_MARKER_TENSORS = {
 
 def read_bert_config(published: PublishedConfig) -> BERTConfig:
     published.pop_expected_values({"position_embedding_type": "absolute"})
-    heads = detect_heads(
+    heads = detect_heads_and_add_remarks(
         published, architectures=BERT_ARCHITECTURES, marker_tensors=BERT_MARKER_TENSORS, prefix="bert."
     )
     return BERTConfig(
         activation=published.pop_activation("hidden_act", "gelu"),
-        **encoder_head_settings(heads, published),
+        **pop_encoder_head_settings(heads, published),
         **published.pop_renamed(BERT_SETTINGS),
     )
 
@@ -70,7 +70,7 @@ def to_hf_bert_config(config: BERTConfig) -> dict[str, Any]:
         "architectures": [architecture],
         "hidden_act": activation_name(config.activation),
         "position_embedding_type": "absolute",
-        **class_label_settings(config),
+        **to_hf_classifier_settings(config),
         **to_published_settings(config, BERT_SETTINGS),
     }
 
@@ -86,7 +86,7 @@ def bert_name_table(config: BERTConfig) -> NameTable:
         *weight_and_bias_mappings("classifier", "classifier"),
     ]
     return NameTable(
-        mappings=select_head_mappings(config, mappings),
+        mappings=drop_absent_head_mappings(config, mappings),
         prefix="bert.",
         legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         ignored_patterns=(r"embeddings\.position_ids",),

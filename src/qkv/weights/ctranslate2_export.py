@@ -15,7 +15,7 @@ from qkv.choices import Activation, HeadCombination, NormKind, NormPosition, Pos
 from qkv.config import GPTConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, InputError, MissingExtraError
 from qkv.models import GPT, Seq2Seq
-from qkv.models.seq2seq import TransformerStack
+from qkv.models.seq2seq import EncoderOrDecoder
 from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.weights.atomic_folder import create_folder_atomically
@@ -110,7 +110,7 @@ def build_ct2_spec(model: Seq2Seq, suppressed_ids: frozenset[int]) -> "Transform
         rms_norm=config.norm is NormKind.RMS,
     )
     for stack_spec, stack in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
-        fill_layers_spec(stack_spec, stack, config)
+        fill_stack_spec_except_token_embedding(stack_spec, stack, config)
     spec.encoder.embeddings[0].weight = to_numpy(model.encoder.embedding.token.weight)
     spec.decoder.embeddings.weight = to_numpy(model.decoder.embedding.token.weight)
     spec.decoder.projection.weight = to_numpy(model.unembedding.weight)
@@ -124,7 +124,11 @@ def build_ct2_spec(model: Seq2Seq, suppressed_ids: frozenset[int]) -> "Transform
     return spec
 
 
-def fill_layers_spec(spec: Any, stack: TransformerStack | GPT, config: Seq2SeqConfig | GPTConfig) -> None:  # noqa: ANN401 - the package has no types
+def fill_stack_spec_except_token_embedding(
+    spec: Any,  # noqa: ANN401 - the package has no types
+    stack: EncoderOrDecoder | GPT,
+    config: Seq2SeqConfig | GPTConfig,
+) -> None:
     """Copy the weights of an encoder, a decoder or a GPT, except for the token embedding, to a spec."""
     spec.scale_embeddings = stack.embedding.scale
     if stack.embedding.position is not None:
@@ -138,35 +142,42 @@ def fill_layers_spec(spec: Any, stack: TransformerStack | GPT, config: Seq2SeqCo
         _fill_norm(spec.layer_norm, stack.final_norm)
     for layer_spec, block in zip(spec.layer, stack.blocks, strict=True):
         assert isinstance(block, Block)
-        _fill_attention(layer_spec.self_attention, block.attention, block.attention_norm, stack.relative_positions)
+        _fill_attention_and_norm(
+            layer_spec.self_attention, block.attention, block.attention_norm, stack.relative_positions
+        )
         if block.cross_attention is not None:
-            _fill_attention(layer_spec.attention, block.cross_attention, block.cross_attention_norm, None)
+            _fill_attention_and_norm(layer_spec.attention, block.cross_attention, block.cross_attention_norm, None)
         feed_forward = block.feed_forward
         _fill_norm(layer_spec.ffn.layer_norm, block.feed_forward_norm)
-        _fill_linear(
+        _fill_concatenated_linears(
             layer_spec.ffn.linear_0, feed_forward.up_proj if feed_forward.gate_proj is None else feed_forward.gate_proj
         )
         if feed_forward.gate_proj is not None:
-            _fill_linear(layer_spec.ffn.linear_0_noact, feed_forward.up_proj)
-        _fill_linear(layer_spec.ffn.linear_1, feed_forward.down_proj)
+            _fill_concatenated_linears(layer_spec.ffn.linear_0_noact, feed_forward.up_proj)
+        _fill_concatenated_linears(layer_spec.ffn.linear_1, feed_forward.down_proj)
 
 
-def _fill_attention(spec: Any, attention: Attention, norm: nn.Module, relative_positions: nn.Module | None) -> None:  # noqa: ANN401
+def _fill_attention_and_norm(
+    spec: Any,  # noqa: ANN401
+    attention: Attention,
+    norm: nn.Module,
+    relative_positions: nn.Module | None,
+) -> None:
     _fill_norm(spec.layer_norm, norm)
     spec.queries_scale = attention.scale
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     # Self-attention has a single matrix, cross-attention one for the queries and one for keys and values.
     groups = [projections] if len(spec.linear) == 2 else [projections[:1], projections[1:]]
     for linear_spec, linears in zip(spec.linear, groups, strict=False):
-        _fill_linear(linear_spec, *linears)
+        _fill_concatenated_linears(linear_spec, *linears)
     assert isinstance(attention.out_proj, nn.Linear)
-    _fill_linear(spec.linear[-1], attention.out_proj)
+    _fill_concatenated_linears(spec.linear[-1], attention.out_proj)
     if isinstance(relative_positions, RelativeBias):
         spec.relative_attention_bias = to_numpy(relative_positions.table.weight)
         spec.relative_attention_max_distance = np.dtype("int32").type(relative_positions.max_distance)
 
 
-def _fill_linear(spec: Any, *linears: nn.Linear) -> None:  # noqa: ANN401
+def _fill_concatenated_linears(spec: Any, *linears: nn.Linear) -> None:  # noqa: ANN401
     spec.weight = to_numpy(torch.cat([linear.weight for linear in linears]))
     optional_biases: list[Tensor | None] = [linear.bias for linear in linears]
     biases = [bias for bias in optional_biases if bias is not None]

@@ -6,10 +6,10 @@ from qkv.choices import PoolerActivation
 from qkv.config import BERTConfig
 from qkv.weights.encoder_heads import (
     EncoderHead,
-    class_label_settings,
-    detect_heads,
-    encoder_head_settings,
-    select_head_mappings,
+    detect_heads_and_add_remarks,
+    drop_absent_head_mappings,
+    pop_encoder_head_settings,
+    to_hf_classifier_settings,
 )
 from qkv.weights.name_table import NameMapping, NameTable, linear_mappings_per_layer, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
@@ -40,7 +40,7 @@ DISTILBERT_MARKER_TENSORS = {
 
 
 def read_distilbert_config(published: PublishedConfig) -> BERTConfig:
-    heads = detect_heads(
+    heads = detect_heads_and_add_remarks(
         published,
         architectures=DISTILBERT_ARCHITECTURES,
         marker_tensors=DISTILBERT_MARKER_TENSORS,
@@ -50,7 +50,7 @@ def read_distilbert_config(published: PublishedConfig) -> BERTConfig:
         activation=published.pop_activation("activation", "gelu"),
         n_segments=0,
         pooler_activation=PoolerActivation.RELU,
-        **encoder_head_settings(heads, published),
+        **pop_encoder_head_settings(heads, published),
         **published.pop_renamed(DISTILBERT_SETTINGS),
     )
 
@@ -63,7 +63,7 @@ def to_hf_distilbert_config(config: BERTConfig) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "activation": activation_name(config.activation),
-        **class_label_settings(config),
+        **to_hf_classifier_settings(config),
         **to_published_settings(config, DISTILBERT_SETTINGS),
     }
 
@@ -93,7 +93,7 @@ def distilbert_name_table(config: BERTConfig) -> NameTable:
         *weight_and_bias_mappings("vocab_projector", "masked_lm.unembedding"),
     ]
     return NameTable(
-        mappings=select_head_mappings(config, mappings),
+        mappings=drop_absent_head_mappings(config, mappings),
         prefix="distilbert.",
         ignored_patterns=(r"embeddings\.position_ids",),
     )

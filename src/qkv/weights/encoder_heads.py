@@ -26,7 +26,7 @@ class EncoderHead(StrEnum):
     CLASSIFIER = "classification head"
 
 
-def detect_heads(
+def detect_heads_and_add_remarks(
     published: PublishedConfig,
     *,
     architectures: Mapping[str, tuple[EncoderHead, ...]],
@@ -60,7 +60,7 @@ def detect_heads(
     return heads
 
 
-def encoder_head_settings(heads: set[EncoderHead], published: PublishedConfig) -> dict[str, Any]:
+def pop_encoder_head_settings(heads: set[EncoderHead], published: PublishedConfig) -> dict[str, Any]:
     """Return our config settings for the given heads. Class names are read from `id2label`."""
     settings = {
         "pooler": EncoderHead.POOLER in heads,
@@ -69,7 +69,7 @@ def encoder_head_settings(heads: set[EncoderHead], published: PublishedConfig) -
     }
     if EncoderHead.CLASSIFIER not in heads:
         return settings
-    names = _class_names(published.pop_dict("id2label"))
+    names = _parse_id2label(published.pop_dict("id2label"))
     problem_type = published.pop("problem_type")
     if problem_type is not None and problem_type not in _PROBLEM_TYPES:
         raise ConfigError(f"problem_type={problem_type!r} is not supported: must be one of {', '.join(_PROBLEM_TYPES)}")
@@ -81,7 +81,7 @@ def encoder_head_settings(heads: set[EncoderHead], published: PublishedConfig) -
     }
 
 
-def _class_names(id2label: dict[Any, Any]) -> tuple[str, ...]:
+def _parse_id2label(id2label: dict[Any, Any]) -> tuple[str, ...]:
     by_id = {str(class_id): str(name) for class_id, name in id2label.items()}
     expected = [str(i) for i in range(len(id2label))]
     if set(by_id) != set(expected):
@@ -89,7 +89,7 @@ def _class_names(id2label: dict[Any, Any]) -> tuple[str, ...]:
     return tuple(by_id[class_id] for class_id in expected)
 
 
-def class_label_settings(config: BERTConfig) -> dict[str, Any]:
+def to_hf_classifier_settings(config: BERTConfig) -> dict[str, Any]:
     """Return the published settings of a classification head: class names and problem type."""
     if config.n_classes is None:
         return {}
@@ -101,7 +101,7 @@ def class_label_settings(config: BERTConfig) -> dict[str, Any]:
     }
 
 
-def select_head_mappings(config: BERTConfig, mappings: list[NameMapping]) -> list[NameMapping]:
+def drop_absent_head_mappings(config: BERTConfig, mappings: list[NameMapping]) -> list[NameMapping]:
     """Remove the mappings of heads that the config does not have."""
     has_head = {
         "pooler": config.pooler,

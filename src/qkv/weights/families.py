@@ -85,10 +85,12 @@ def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[st
     which heads a BERT has, whether a T5 has tied embeddings and whether a BART has a logit bias. If there are several
     dropout rates, that of the residual stream is used.
     """
-    return parse_published_config(settings, tensor_names)[0]
+    return config_from_published_with_remarks(settings, tensor_names)[0]
 
 
-def parse_published_config(settings: Mapping[str, Any], tensor_names: Iterable[str]) -> tuple[ModelConfig, list[str]]:
+def config_from_published_with_remarks(
+    settings: Mapping[str, Any], tensor_names: Iterable[str]
+) -> tuple[ModelConfig, list[str]]:
     """Same as `config_from_published`, but also returns remarks, such as heads that the weights do not contain."""
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in PUBLISHED_FAMILIES:
@@ -106,7 +108,7 @@ def parse_published_config(settings: Mapping[str, Any], tensor_names: Iterable[s
     return config, published.remarks
 
 
-def to_published_config(config: ModelConfig) -> dict[str, Any]:
+def to_lossless_published_config(config: ModelConfig) -> dict[str, Any]:
     """Convert our config to a published `config.json`. Raises an error if it cannot express all settings."""
     model_type = _published_model_type(config)
     family = PUBLISHED_FAMILIES[model_type]

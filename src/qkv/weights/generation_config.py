@@ -41,19 +41,19 @@ class GenerationConfig:
         return settings
 
 
-def read_generation_config(folder: Path, model_settings: Mapping[str, Any]) -> GenerationConfig:
+def read_generation_config(folder: Path, config_json: Mapping[str, Any]) -> GenerationConfig:
     """Read the generation settings of a model folder.
 
-    `model_settings` is the content of `config.json`. Settings in `generation_config.json` take precedence.
+    `config_json` is the content of `config.json`. Settings in `generation_config.json` take precedence.
     """
     file = folder / GENERATION_CONFIG_FILE
     overrides = read_json_object(file) if file.is_file() else {}
-    settings = {**model_settings, **{key: value for key, value in overrides.items() if value is not None}}
+    settings = {**config_json, **{key: value for key, value in overrides.items() if value is not None}}
     return GenerationConfig(
         decoder_start_id=_read_optional_int(folder, settings, "decoder_start_token_id"),
         forced_bos_id=_read_optional_int(folder, settings, "forced_bos_token_id"),
         suppressed_ids=_parse_bad_words_ids(folder, settings.get("bad_words_ids")),
-        task_prefixes=_read_task_prefixes(folder, settings),
+        task_prefixes=_read_task_prefixes_or_default(folder, settings),
         max_joined=_read_optional_int(folder, settings, "max_joined", minimum=1),
     )
 
@@ -77,7 +77,7 @@ def _parse_bad_words_ids(folder: Path, bad_words_ids: object) -> frozenset[int]:
     return frozenset(suppressed)
 
 
-def _read_task_prefixes(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+def _read_task_prefixes_or_default(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     tasks = settings.get("task_specific_params") or {}
     if not isinstance(tasks, dict):
         raise WeightsError(f"{folder}: task_specific_params must be an object, got {tasks!r}")

@@ -31,7 +31,7 @@ class GGUFArchitecture:
     """Whether the rows of queries and keys are in the interleaved rotary layout."""
 
 
-def gguf_architecture_of(config: ModelConfig) -> str:
+def find_lossless_gguf_architecture(config: ModelConfig) -> str:
     """Return the architecture for a config. Raises an error if no architecture supports all of its settings."""
     if not isinstance(config, GPTConfig):
         raise WeightsError(f"GGUF only supports the family gpt, got {config.family}")
@@ -57,7 +57,7 @@ def gguf_architecture_of(config: ModelConfig) -> str:
     return name
 
 
-def _read_gguf_llama(settings: Mapping[str, Any], tensors: frozenset[str]) -> GPTConfig:
+def _read_gguf_llama_config(settings: Mapping[str, Any], tensors: frozenset[str]) -> GPTConfig:
     sizes = _read_sizes(settings)
     d_head = settings.get("attention.key_length", sizes["d_model"] // max(1, sizes["n_heads"]))
     n_rotated = settings.get("rope.dimension_count", d_head)
@@ -71,7 +71,7 @@ def _read_gguf_llama(settings: Mapping[str, Any], tensors: frozenset[str]) -> GP
         d_head=d_head,
         norm_eps=_shortest_decimal(settings["attention.layer_norm_rms_epsilon"]),
         rope_theta=_shortest_decimal(settings.get("rope.freq_base", 10000.0)),
-        rope_scaling=_read_rope_scaling(settings),
+        rope_scaling=_read_linear_rope_scaling(settings),
         activation=Activation.SILU,
         gated=True,
         norm=NormKind.RMS,
@@ -82,7 +82,7 @@ def _read_gguf_llama(settings: Mapping[str, Any], tensors: frozenset[str]) -> GP
     )
 
 
-def _read_rope_scaling(settings: Mapping[str, Any]) -> RopeScaling | None:
+def _read_linear_rope_scaling(settings: Mapping[str, Any]) -> RopeScaling | None:
     match settings.get("rope.scaling.type", "none"):
         case "none":
             return None
@@ -128,7 +128,7 @@ def _gguf_llama_names(config: GPTConfig) -> NameTable:
     )
 
 
-def _read_gguf_gpt2(settings: Mapping[str, Any], tensors: frozenset[str]) -> GPTConfig:
+def _read_gguf_gpt2_config(settings: Mapping[str, Any], tensors: frozenset[str]) -> GPTConfig:
     return GPTConfig(
         **_read_sizes(settings),
         norm_eps=_shortest_decimal(settings["attention.layer_norm_epsilon"]),
@@ -187,13 +187,13 @@ def _shortest_decimal(value: float) -> float:
 
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture(
-        read_config=_read_gguf_llama,
+        read_config=_read_gguf_llama_config,
         write_config=_gguf_llama_settings,
         name_table=_gguf_llama_names,
         has_interleaved_rotary=True,
     ),
     "gpt2": GGUFArchitecture(
-        read_config=_read_gguf_gpt2,
+        read_config=_read_gguf_gpt2_config,
         write_config=_gguf_gpt2_settings,
         name_table=_gguf_gpt2_names,
         has_interleaved_rotary=False,

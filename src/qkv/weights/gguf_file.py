@@ -11,12 +11,12 @@ from torch import Tensor
 
 from qkv.config import GPTConfig
 from qkv.errors import InputError, MissingExtraError, QKVError, WeightsError
-from qkv.weights.gguf_architectures import GGUF_ARCHITECTURES, gguf_architecture_of
+from qkv.weights.gguf_architectures import GGUF_ARCHITECTURES, find_lossless_gguf_architecture
 from qkv.weights.gguf_tokenizer import gguf_tokenizer_settings, read_gguf_tokenizer
 from qkv.weights.model_loader import ModelBundle
 from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
 from qkv.weights.save import StorageDType
-from qkv.weights.size_check import build_unless_too_large
+from qkv.weights.size_check import build_unless_config_exceeds_tensors
 from qkv.weights.state_dict import load_into, to_published_state
 
 GGUF_MAGIC = b"GGUF"
@@ -30,7 +30,7 @@ def read_gguf(file: Path) -> ModelBundle:
         reader = gguf.GGUFReader(file)
         settings = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-        return _build_bundle(gguf, settings, tensors)
+        return _build_model_bundle(gguf, settings, tensors)
     except QKVError as error:
         raise type(error)(f"{file}: {error}") from None
     except KeyError as error:
@@ -48,7 +48,7 @@ def write_gguf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Stora
         raise InputError(f"{target}: already exists; choose a new file")
     gguf = _import_gguf(target)
     config = bundle.model.config
-    name = gguf_architecture_of(config)
+    name = find_lossless_gguf_architecture(config)
     assert isinstance(config, GPTConfig)
     architecture = GGUF_ARCHITECTURES[name]
     settings = {f"{name}.{key}": value for key, value in architecture.write_config(config).items()}
@@ -57,7 +57,7 @@ def write_gguf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Stora
         settings |= {TOKENIZER_PREFIX + key: value for key, value in tokenizer_settings.items()}
     tensors = to_published_state(bundle.model, architecture.name_table(config))
     if architecture.has_interleaved_rotary:
-        tensors = _permute_rotary_rows(tensors, config, halves_to_interleaved)
+        tensors = _permute_query_key_rows(tensors, config, halves_to_interleaved)
     temporary = target.with_name(f".partial-{target.name}")
     try:
         _write_gguf_file(gguf, temporary, name, settings, tensors, dtype)
@@ -68,7 +68,7 @@ def write_gguf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Stora
         temporary.unlink(missing_ok=True)
 
 
-def _build_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelBundle:
+def _build_model_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelBundle:
     name = settings["general.architecture"]
     if name not in GGUF_ARCHITECTURES:
         raise WeightsError(
@@ -83,8 +83,8 @@ def _build_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: Mappin
     config = architecture.read_config(model_settings, frozenset(tensors))
     values = {tensor.name: _dequantize(gguf, tensor) for tensor in tensors.values()}
     if architecture.has_interleaved_rotary:
-        values = _permute_rotary_rows(values, config, interleaved_to_halves)
-    model = build_unless_too_large(config, values)
+        values = _permute_query_key_rows(values, config, interleaved_to_halves)
+    model = build_unless_config_exceeds_tensors(config, values)
     load_into(model, values, architecture.name_table(config))
     tokenizer_settings = {
         key.removeprefix(TOKENIZER_PREFIX): value for key, value in settings.items() if key.startswith(TOKENIZER_PREFIX)
@@ -100,7 +100,7 @@ def _dequantize(gguf: ModuleType, stored: Any) -> Tensor:  # noqa: ANN401 - tens
     return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
-def _permute_rotary_rows(
+def _permute_query_key_rows(
     tensors: Mapping[str, Tensor], config: GPTConfig, permute: Callable[..., Tensor]
 ) -> dict[str, Tensor]:
     """Apply `permute` to the rows of all query and key projections."""

@@ -23,7 +23,7 @@ ALLOWED_PATTERNS = [
 """Files to download. Excludes executable and pickled files."""
 
 
-def download_snapshot(name: str, *, cache: Path | None = None) -> Path:
+def download_safetensors_snapshot(name: str, *, cache: Path | None = None) -> Path:
     """Download the latest snapshot of a model, or find it in the cache, and return its folder.
 
     Uses the endpoint in the environment variable HF_ENDPOINT if it is set. `huggingface_hub` handles tokens.

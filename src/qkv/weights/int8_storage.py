@@ -19,7 +19,7 @@ SCALE_SUFFIX = ".scale"
 INT8_MAX = 127
 
 
-def quantize_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantize_matrices_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantize every matrix to int8 values and scales. The error of a weight is at most half the scale of its row."""
     quantized: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -32,7 +32,7 @@ def quantize_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return quantized
 
 
-def dequantize_tensors(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert quantized tensors to float32. Quantizing the result again gives the same bytes."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in quantized.items():

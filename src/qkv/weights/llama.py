@@ -76,7 +76,7 @@ def _read_rotary_settings(published: PublishedConfig) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": RopeScaling(**scaling) if scaling else None}
 
 
-def _write_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def _to_hf_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     if scaling.original_context_length is None:
@@ -90,7 +90,7 @@ def to_hf_llama_config(config: GPTConfig) -> dict[str, Any]:
         "hidden_act": activation_name(config.activation),
         "attention_dropout": config.dropout,
         "rope_theta": config.rope_theta,
-        "rope_scaling": _write_rope_scaling(config.rope_scaling),
+        "rope_scaling": _to_hf_rope_scaling(config.rope_scaling),
         **to_published_settings(config, LLAMA_SETTINGS),
     }
 

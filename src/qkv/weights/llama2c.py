@@ -110,7 +110,7 @@ def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
     )
 
 
-def has_llama2c_header(file: Path) -> bool:
+def has_plausible_llama2c_header(file: Path) -> bool:
     """Whether the header of a file contains plausible sizes, which is never the case for a pickle or an archive."""
     with file.open("rb") as stream:
         start = stream.read(HEADER_FORMAT.size)

@@ -4,21 +4,21 @@ from typing import Any
 
 from qkv.choices import PositionKind, SinusoidStyle
 from qkv.config import Seq2SeqConfig
-from qkv.weights.bart import bart_and_marian_mappings, read_shared_settings, write_shared_settings
+from qkv.weights.bart import bart_and_marian_mappings, pop_bart_marian_settings, to_hf_bart_marian_settings
 from qkv.weights.name_table import NameTable
 from qkv.weights.published_config import PublishedConfig
 
 
 def read_marian_config(published: PublishedConfig) -> Seq2SeqConfig:
     published.pop_expected_values({"normalize_embedding": False, "static_position_embeddings": True})
-    source_vocab_size = published.require("vocab_size")
+    source_vocab_size = published.pop_required("vocab_size")
     return Seq2SeqConfig(
         vocab_size=published.pop("decoder_vocab_size", source_vocab_size),
         source_vocab_size=source_vocab_size,
         share_embeddings=published.pop("share_encoder_decoder_embeddings", True),
         positions=PositionKind.SINUSOIDAL,
         sinusoid=SinusoidStyle.HALVES,
-        **read_shared_settings(published),
+        **pop_bart_marian_settings(published),
     )
 
 
@@ -28,7 +28,7 @@ def to_hf_marian_config(config: Seq2SeqConfig) -> dict[str, Any]:
         "vocab_size": config.source_vocab_size,
         "decoder_vocab_size": config.vocab_size,
         "share_encoder_decoder_embeddings": config.share_embeddings,
-        **write_shared_settings(config),
+        **to_hf_bart_marian_settings(config),
     }
 
 

@@ -11,14 +11,14 @@ from qkv.errors import ConfigError, InputError, QKVError, WeightsError
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.text import Tokenizer, load_tokenizer
 from qkv.text.tokenizer_files import FOLDER_FILES, SOURCE_SPM
-from qkv.weights.atomic_folder import read_json_object, read_metadata, read_tensors
-from qkv.weights.families import parse_published_config
+from qkv.weights.atomic_folder import read_json_object, read_safetensors, read_safetensors_metadata
+from qkv.weights.families import config_from_published_with_remarks
 from qkv.weights.generation_config import GenerationConfig, read_generation_config
-from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, dequantize_tensors
+from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, dequantize_int8_matrices
 from qkv.weights.name_table import NameMapping, NameTable
 from qkv.weights.published_weights import load_published_weights
-from qkv.weights.sentence_transformers import MODULES_FILE, read_sentence_embedding, transformer_folder
-from qkv.weights.size_check import build_unless_too_large
+from qkv.weights.sentence_transformers import MODULES_FILE, read_sentence_embedding_and_remarks, transformer_folder
+from qkv.weights.size_check import build_unless_config_exceeds_tensors
 from qkv.weights.state_dict import load_into
 
 WEIGHTS_FILE = "model.safetensors"
@@ -44,19 +44,19 @@ class ModelBundle:
 
 def load_model(folder: Path) -> ModelBundle:
     """Load a model folder. Its `config.json` has a `family` in native folders and a `model_type` in Hugging Face's."""
-    embedding, remarks = read_sentence_embedding(folder)
+    embedding, remarks = read_sentence_embedding_and_remarks(folder)
     folder = transformer_folder(folder)
     settings = read_json_object(folder / "config.json")
     tensors = read_weights(folder)
     try:
         if "family" in settings:
-            model = build_unless_too_large(config_from_dict(settings), tensors)
+            model = build_unless_config_exceeds_tensors(config_from_dict(settings), tensors)
             load_into(model, tensors, native_name_table(model))
         else:
-            config, config_remarks = parse_published_config(settings, tensors)
+            config, config_remarks = config_from_published_with_remarks(settings, tensors)
             remarks += config_remarks
             config = config if embedding is None else _add_sentence_embedding(config, embedding)
-            model = build_unless_too_large(config, tensors)
+            model = build_unless_config_exceeds_tensors(config, tensors)
             load_published_weights(model, tensors)
     except QKVError as error:
         path = folder / "config.json" if isinstance(error, ConfigError) else folder
@@ -71,7 +71,7 @@ def load_model(folder: Path) -> ModelBundle:
         source_tokenizer=None if source_file is None else load_tokenizer(source_file),
         generation_config=read_generation_config(folder, settings) if is_encoder_decoder else GenerationConfig(),
     )
-    check_vocabulary_sizes(bundle, folder)
+    check_token_ids_within_vocabulary(bundle, folder)
     return bundle
 
 
@@ -89,7 +89,7 @@ def _add_sentence_embedding(config: ModelConfig, embedding: SentenceEmbedding) -
     return config.replace(sentence_embedding=embedding)
 
 
-def check_vocabulary_sizes(bundle: ModelBundle, path: Path) -> None:
+def check_token_ids_within_vocabulary(bundle: ModelBundle, path: Path) -> None:
     """Check that all token ids of the tokenizers and the generation config exist in the model.
 
     A tokenizer may have fewer ids than the model, but not more.
@@ -122,7 +122,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if (folder / WEIGHTS_FILE).is_file():
         return _read_safetensors_dequantized(folder / WEIGHTS_FILE)
     if (folder / SHARD_INDEX_FILE).is_file():
-        return _read_shards(folder)
+        return _read_sharded_safetensors(folder)
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
     if pickled:
         raise_pickle_error(folder / pickled[0])
@@ -138,19 +138,19 @@ def raise_pickle_error(file: Path) -> NoReturn:
 
 
 def _read_safetensors_dequantized(path: Path) -> dict[str, Tensor]:
-    storage = read_metadata(path).get(STORAGE_KEY)
-    tensors = read_tensors(path)
+    storage = read_safetensors_metadata(path).get(STORAGE_KEY)
+    tensors = read_safetensors(path)
     if storage is None:
         return tensors
     if storage != INT8_ROWS:
         raise WeightsError(f"{path}: {STORAGE_KEY} must be {INT8_ROWS!r}, got {storage!r}")
     try:
-        return dequantize_tensors(tensors)
+        return dequantize_int8_matrices(tensors)
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from None
 
 
-def _read_shards(folder: Path) -> dict[str, Tensor]:
+def _read_sharded_safetensors(folder: Path) -> dict[str, Tensor]:
     index_file = folder / SHARD_INDEX_FILE
     weight_map = read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
@@ -161,7 +161,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise WeightsError(f"{index_file}: '{shard}' is outside of the folder")
-        tensors |= read_tensors(folder / shard)
+        tensors |= read_safetensors(folder / shard)
     if tensors.keys() != weight_map.keys():
         different = sorted(tensors.keys() ^ weight_map.keys())
         raise WeightsError(

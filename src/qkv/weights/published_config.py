@@ -63,7 +63,7 @@ class PublishedConfig:
         self._used_keys.add(key)
         return default if value is None else value
 
-    def require(self, key: str) -> Any:  # noqa: ANN401
+    def pop_required(self, key: str) -> Any:  # noqa: ANN401
         """Remove a required setting and return its value."""
         if (value := self.pop(key)) is None:
             raise ConfigError(f"{key} is missing")

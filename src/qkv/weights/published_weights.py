@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from qkv.models import Model
-from qkv.weights.families import name_table_for, to_published_config
+from qkv.weights.families import name_table_for, to_lossless_published_config
 from qkv.weights.state_dict import load_into, to_published_state
 
 
@@ -19,5 +19,5 @@ def load_published_weights(model: Model, tensors: Mapping[str, Tensor]) -> list[
 
 def to_published_weights(model: Model) -> dict[str, Tensor]:
     """Copy all weights under their published names. Tied weights are included once."""
-    to_published_config(model.config)  # raises an error if the config has no published form
+    to_lossless_published_config(model.config)  # raises an error if the config has no published form
     return to_published_state(model, name_table_for(model.config))

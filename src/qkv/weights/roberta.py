@@ -8,11 +8,11 @@ from qkv.errors import ConfigError
 from qkv.weights import bert
 from qkv.weights.encoder_heads import (
     EncoderHead,
-    class_label_settings,
-    detect_heads,
-    encoder_head_settings,
+    detect_heads_and_add_remarks,
+    drop_absent_head_mappings,
     masked_lm_unembedding_mappings,
-    select_head_mappings,
+    pop_encoder_head_settings,
+    to_hf_classifier_settings,
 )
 from qkv.weights.name_table import NameTable, weight_and_bias_mappings
 from qkv.weights.published_config import PublishedConfig, activation_name, to_published_settings
@@ -39,7 +39,7 @@ def read_roberta_config(published: PublishedConfig) -> BERTConfig:
         else "pooler.dense.weight"
     )
     marker_tensors = {**ROBERTA_MARKER_TENSORS, EncoderHead.POOLER: pooler}
-    heads = detect_heads(
+    heads = detect_heads_and_add_remarks(
         published, architectures=ROBERTA_ARCHITECTURES, marker_tensors=marker_tensors, prefix="roberta."
     )
     activation = published.pop_activation("hidden_act", "gelu")
@@ -50,7 +50,7 @@ def read_roberta_config(published: PublishedConfig) -> BERTConfig:
         activation=activation,
         context_length=published.pop_int("max_position_embeddings", 512) - offset,
         position_offset=offset,
-        **encoder_head_settings(heads, published),
+        **pop_encoder_head_settings(heads, published),
         **published.pop_renamed(ROBERTA_SETTINGS),
     )
 
@@ -66,7 +66,7 @@ def to_hf_roberta_config(config: BERTConfig) -> dict[str, Any]:
         "position_embedding_type": "absolute",
         "max_position_embeddings": config.context_length + config.position_offset,
         "pad_token_id": config.position_offset - 1,
-        **class_label_settings(config),
+        **to_hf_classifier_settings(config),
         **to_published_settings(config, ROBERTA_SETTINGS),
     }
 
@@ -82,7 +82,7 @@ def roberta_name_table(config: BERTConfig) -> NameTable:
         *masked_lm_unembedding_mappings(config, bias="lm_head.bias", matrix="lm_head.decoder"),
     ]
     return NameTable(
-        mappings=select_head_mappings(config, mappings),
+        mappings=drop_absent_head_mappings(config, mappings),
         prefix="roberta.",
         # A model with a classification head does not use the pooler of pre-training.
         ignored_patterns=(r"embeddings\.position_ids", *([r"pooler\.dense\.(weight|bias)"] if has_classes else [])),

@@ -15,10 +15,10 @@ from qkv.errors import InputError
 from qkv.models import Seq2Seq
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.text.tokenizer_files import CONFIG_FILE
-from qkv.weights.atomic_folder import write_folder
-from qkv.weights.families import to_published_config
+from qkv.weights.atomic_folder import write_folder_atomically_with_manifest
+from qkv.weights.families import to_lossless_published_config
 from qkv.weights.generation_config import GENERATION_CONFIG_FILE
-from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, quantize_tensors
+from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, quantize_matrices_to_int8
 from qkv.weights.model_loader import SOURCE_TOKENIZER, WEIGHTS_FILE, ModelBundle, native_name_table
 from qkv.weights.published_weights import to_published_weights
 from qkv.weights.sentence_transformers import sentence_transformers_files
@@ -42,24 +42,26 @@ class StorageDType(StrEnum):
 
 def save_native(bundle: ModelBundle, target: Path) -> None:
     """Save a model to a new native folder without changing its weights. `load_model` restores it."""
-    write_folder(
+    write_folder_atomically_with_manifest(
         require_nonexistent_folder(target),
         tensors={WEIGHTS_FILE: to_published_state(bundle.model, native_name_table(bundle.model))},
-        text_files=_native_text_files(bundle),
+        text_files=_native_config_and_tokenizer_files(bundle),
     )
 
 
-def save_int8(bundle: ModelBundle, target: Path) -> None:
+def save_native_int8(bundle: ModelBundle, target: Path) -> None:
     """Save a model to a new native folder with matrices quantized to int8."""
-    write_folder(
+    write_folder_atomically_with_manifest(
         require_nonexistent_folder(target),
-        tensors={WEIGHTS_FILE: quantize_tensors(to_published_state(bundle.model, native_name_table(bundle.model)))},
-        text_files=_native_text_files(bundle),
+        tensors={
+            WEIGHTS_FILE: quantize_matrices_to_int8(to_published_state(bundle.model, native_name_table(bundle.model)))
+        },
+        text_files=_native_config_and_tokenizer_files(bundle),
         metadata={STORAGE_KEY: INT8_ROWS},
     )
 
 
-def _native_text_files(bundle: ModelBundle) -> dict[str, str]:
+def _native_config_and_tokenizer_files(bundle: ModelBundle) -> dict[str, str]:
     files = {"config.json": _format_json(bundle.model.config.model_dump(mode="json", exclude_none=True))}
     if settings := bundle.generation_config.to_hf_dict():
         files[GENERATION_CONFIG_FILE] = _format_json(settings)
@@ -70,25 +72,27 @@ def _native_text_files(bundle: ModelBundle) -> dict[str, str]:
 
 def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F32) -> None:
     """Save a model to a new folder that `AutoModel` and `AutoTokenizer` of `transformers` can load."""
-    tokenizer = _require_shared_tokenizer(bundle)
-    ids = {**special_token_ids(tokenizer), **published_seq2seq_generation_settings(bundle)}
+    tokenizer = _require_joint_vocabulary_tokenizer(bundle)
+    ids = {**bos_eos_pad_token_ids(tokenizer), **published_seq2seq_generation_settings(bundle)}
     # The config overrides the ids of the tokenizer, because RoBERTa's positions depend on the padding id.
     settings = {
         **ids,
-        **to_published_config(bundle.model.config),
+        **to_lossless_published_config(bundle.model.config),
         "dtype": str(dtype.torch_dtype).removeprefix("torch."),
     }
     files = {"config.json": _format_json(settings), **_optional_tokenizer_files(tokenizer)}
     if isinstance(bundle.model.config, BERTConfig):
-        files |= _add_max_length_and_input_names(files, bundle.model.config)
+        files |= _tokenizer_config_with_length_and_inputs(files, bundle.model.config)
         files |= sentence_transformers_files(bundle.model.config)
     else:
         files[GENERATION_CONFIG_FILE] = _format_json(ids)
     tensors = _cast_tensors(to_published_weights(bundle.model), dtype.torch_dtype)
-    write_folder(require_nonexistent_folder(target), tensors={WEIGHTS_FILE: tensors}, text_files=files)
+    write_folder_atomically_with_manifest(
+        require_nonexistent_folder(target), tensors={WEIGHTS_FILE: tensors}, text_files=files
+    )
 
 
-def _require_shared_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
+def _require_joint_vocabulary_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
     """Return the tokenizer of source and target, which must have the same vocabulary in this format."""
     target, source = bundle.tokenizer, bundle.source_tokenizer
     if target is None or source is None:
@@ -114,7 +118,7 @@ def published_seq2seq_generation_settings(bundle: ModelBundle) -> dict[str, Any]
     return {**settings, **bundle.generation_config.to_hf_dict()}
 
 
-def _add_max_length_and_input_names(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
+def _tokenizer_config_with_length_and_inputs(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
     """Add the maximum length and the input names, which `transformers` would not guess correctly."""
     if CONFIG_FILE not in files:
         return {}
@@ -127,7 +131,7 @@ def _optional_tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
     return {} if tokenizer is None else tokenizer_files(tokenizer)
 
 
-def special_token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
+def bos_eos_pad_token_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
     """Return `bos_token_id`, `eos_token_id` and `pad_token_id` for the special tokens that the tokenizer has."""
     if tokenizer is None:
         return {}

@@ -24,7 +24,7 @@ def transformer_folder(folder: Path) -> Path:
     return _module_path(folder, "Transformer") if (folder / MODULES_FILE).is_file() else folder
 
 
-def read_sentence_embedding(folder: Path) -> tuple[SentenceEmbedding | None, list[str]]:
+def read_sentence_embedding_and_remarks(folder: Path) -> tuple[SentenceEmbedding | None, list[str]]:
     """Read the sentence embedding settings and remarks of a folder, or `None` if it is not from sentence-transformers.
 
     Only the modules Transformer, Pooling and optionally Normalize are supported, in this order. Any other module would
@@ -41,7 +41,7 @@ def read_sentence_embedding(folder: Path) -> tuple[SentenceEmbedding | None, lis
     settings = _read_optional_json(transformer_folder(folder) / _SETTINGS_FILE)
     if settings.get("do_lower_case"):
         raise WeightsError(f"{folder}: do_lower_case in {_SETTINGS_FILE} is not supported")
-    pooling = _read_pooling(_module_path(folder, "Pooling") / "config.json")
+    pooling = _read_pooling_mode(_module_path(folder, "Pooling") / "config.json")
     # Version 6 stores the maximum length in the tokenizer config.
     tokenizer_settings = _read_optional_json(transformer_folder(folder) / CONFIG_FILE)
     max_tokens = settings.get("max_seq_length", tokenizer_settings.get("model_max_length"))
@@ -102,7 +102,7 @@ def _module_path(folder: Path, kind: str) -> Path:
     return folder / paths[0]
 
 
-def _read_pooling(path: Path) -> Pooling:
+def _read_pooling_mode(path: Path) -> Pooling:
     """Read the pooling mode. Several modes, whose results would be concatenated, are not supported."""
     settings = read_json_object(path)
     mode = settings.get("pooling_mode")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from qkv.errors import QKVError, WeightsError
 from qkv.weights.gguf_file import GGUF_MAGIC, read_gguf
-from qkv.weights.llama2c import has_llama2c_header, read_llama2c
-from qkv.weights.model_loader import ModelBundle, check_vocabulary_sizes, raise_pickle_error
+from qkv.weights.llama2c import has_plausible_llama2c_header, read_llama2c
+from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabulary, raise_pickle_error
 
 
 def load_gguf_or_llama2c(file: Path) -> ModelBundle:
@@ -13,7 +13,7 @@ def load_gguf_or_llama2c(file: Path) -> ModelBundle:
     try:
         if _read_first_bytes(file, len(GGUF_MAGIC)) == GGUF_MAGIC:
             loaded = read_gguf(file)
-        elif has_llama2c_header(file):
+        elif has_plausible_llama2c_header(file):
             loaded = read_llama2c(file)
         elif file.suffix in {".bin", ".pt", ".pth", ".ckpt"}:
             raise_pickle_error(file)
@@ -24,7 +24,7 @@ def load_gguf_or_llama2c(file: Path) -> ModelBundle:
     except QKVError as error:
         is_named = str(error).startswith((str(file), str(file.parent)))
         raise error if is_named else type(error)(f"{file}: {error}") from None
-    check_vocabulary_sizes(loaded, file)
+    check_token_ids_within_vocabulary(loaded, file)
     return loaded
 
 

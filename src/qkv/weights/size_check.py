@@ -10,7 +10,7 @@ from qkv.errors import WeightsError
 from qkv.models import Model, build
 
 
-def build_unless_too_large(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
+def build_unless_config_exceeds_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
     """Build a randomly initialized model, or raise an error if there are far too few tensors for the config.
 
     A config can contain any number, so an unchecked one could allocate an arbitrary amount of memory. Single missing

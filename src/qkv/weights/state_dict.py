@@ -21,9 +21,9 @@ def load_into(
 
     Returns the names of the tensors that were ignored because they are not learned.
     """
-    targets = _load_targets(model, table)
+    targets = _build_load_targets(model, table)
     file_names = _file_names_by_canonical_name(tensors, table)
-    expected = {table.canonical_name(name) for target in targets for name in target.names}
+    expected = {table.canonical_name(name) for target in targets for name in target.published_names}
     others = [name for name in file_names if name not in expected]
     problems = [
         ("unexpected", f"{file_names[name]} {tuple(tensors[file_names[name]].shape)}")
@@ -32,21 +32,23 @@ def load_into(
     ]
     for target in targets:
         names = [
-            file_names[table.canonical_name(name)] for name in target.names if table.canonical_name(name) in file_names
+            file_names[table.canonical_name(name)]
+            for name in target.published_names
+            if table.canonical_name(name) in file_names
         ]
         problems += target.find_problems_with_kind({name: tensors[name] for name in names})
     if problems:
         raise WeightsError(_summarize_problems_by_kind(problems, max_listed))
     with torch.no_grad():
         for target in targets:
-            canonical = (table.canonical_name(name) for name in target.names)
+            canonical = (table.canonical_name(name) for name in target.published_names)
             target.load(tensors[next(file_names[name] for name in canonical if name in file_names)])
     return [file_names[name] for name in others]
 
 
 def to_published_state(model: nn.Module, table: NameTable) -> dict[str, Tensor]:
     """Copy all parameters under their published names. Tied parameters are included once."""
-    return {target.names[0]: target.to_hf_dict() for target in _load_targets(model, table)}
+    return {target.published_names[0]: target.to_published_tensor() for target in _build_load_targets(model, table)}
 
 
 def _to_published_layout(tensor: Tensor, layout: Layout) -> Tensor:
@@ -69,7 +71,7 @@ class _LoadTarget:
 
     parameters: list[nn.Parameter]
     layout: Layout
-    names: list[str]
+    published_names: list[str]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,7 +83,7 @@ class _LoadTarget:
     def find_problems_with_kind(self, tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
         """Return (kind, description) pairs. `tensors` contains this tensor under each of its names in the file."""
         if not tensors:
-            return [("missing", f"{self.names[0]} {self.shape}")]
+            return [("missing", f"{self.published_names[0]} {self.shape}")]
         problems = [
             ("with the wrong shape", f"{name} has {tuple(tensor.shape)}, expected {self.shape}")
             for name, tensor in tensors.items()
@@ -107,7 +109,7 @@ class _LoadTarget:
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part)
 
-    def to_hf_dict(self) -> Tensor:
+    def to_published_tensor(self) -> Tensor:
         combined = torch.cat([parameter.detach() for parameter in self.parameters])
         return _to_published_layout(combined, self.layout).contiguous()
 
@@ -117,7 +119,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
-def _load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]:
+def _build_load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]:
     """Return the entries of the table that the model has. Entries with the same parameters (ties) are merged."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     on_meta = [name for name, parameter in parameters.items() if parameter.is_meta]
@@ -132,9 +134,9 @@ def _load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]:
         mapping_parameters = [parameters[name] for name in mapping.parameters]
         target = targets.setdefault(
             tuple(id(parameter) for parameter in mapping_parameters),
-            _LoadTarget(parameters=mapping_parameters, layout=mapping.layout, names=[]),
+            _LoadTarget(parameters=mapping_parameters, layout=mapping.layout, published_names=[]),
         )
-        target.names.append(mapping.published)
+        target.published_names.append(mapping.published)
     unmapped = [name for name in parameters if name not in mapped]
     if unmapped:
         raise WeightsError(

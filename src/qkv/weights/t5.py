@@ -24,8 +24,8 @@ T5_SETTINGS = {
 
 def read_t5_config(published: PublishedConfig) -> Seq2SeqConfig:
     settings = {"context_length": 512, "norm_eps": 1e-6, **published.pop_renamed(T5_SETTINGS)}
-    activation, gated = _read_feed_forward(published)
-    tied, scaled = _read_tied_and_scaled(published)
+    activation, gated = _read_activation_and_gating(published)
+    tied, scaled = _read_tied_embeddings_and_scaled_logits(published)
     return Seq2SeqConfig(
         n_decoder_layers=published.pop("num_decoder_layers", settings.get("n_encoder_layers")),
         activation=activation,
@@ -44,7 +44,7 @@ def read_t5_config(published: PublishedConfig) -> Seq2SeqConfig:
     )
 
 
-def _read_feed_forward(published: PublishedConfig) -> tuple[Activation, bool]:
+def _read_activation_and_gating(published: PublishedConfig) -> tuple[Activation, bool]:
     """Read activation and gating. In T5, `gated-gelu` is the tanh approximation, whereas `gelu` is exact."""
     value = str(published.pop("feed_forward_proj", "relu"))
     name = "gelu_new" if value == "gated-gelu" else value.removeprefix("gated-")
@@ -53,7 +53,7 @@ def _read_feed_forward(published: PublishedConfig) -> tuple[Activation, bool]:
     return parse_activation("feed_forward_proj", name), gated
 
 
-def _read_tied_and_scaled(published: PublishedConfig) -> tuple[bool, bool]:
+def _read_tied_embeddings_and_scaled_logits(published: PublishedConfig) -> tuple[bool, bool]:
     """Read whether the embeddings are tied and whether the logits are scaled.
 
     In older files, `tie_word_embeddings` determines both. Newer files have `scale_decoder_outputs` and always state
@@ -81,14 +81,18 @@ def to_hf_t5_config(config: Seq2SeqConfig) -> dict[str, Any]:
 
 
 def t5_name_table(config: Seq2SeqConfig) -> NameTable:
-    self_attention = _attention_module_by_published_name("layer.0", "SelfAttention", "attention")
-    cross_attention = _attention_module_by_published_name("layer.1", "EncDecAttention", "cross_attention")
+    self_attention = _attention_and_norm_names("layer.0", "SelfAttention", "attention")
+    cross_attention = _attention_and_norm_names("layer.1", "EncDecAttention", "cross_attention")
     sides = (
-        ("encoder", config.n_encoder_layers, {**self_attention, **_feed_forward_parts("layer.1", gated=config.gated)}),
+        (
+            "encoder",
+            config.n_encoder_layers,
+            {**self_attention, **_feed_forward_and_norm_names("layer.1", gated=config.gated)},
+        ),
         (
             "decoder",
             config.n_decoder_layers,
-            {**self_attention, **cross_attention, **_feed_forward_parts("layer.2", gated=config.gated)},
+            {**self_attention, **cross_attention, **_feed_forward_and_norm_names("layer.2", gated=config.gated)},
         ),
     )
     mappings = [NameMapping("shared.weight", ("decoder.embedding.token.weight",))]
@@ -110,7 +114,7 @@ def t5_name_table(config: Seq2SeqConfig) -> NameTable:
     )
 
 
-def _attention_module_by_published_name(layer: str, name: str, module: str) -> dict[str, str]:
+def _attention_and_norm_names(layer: str, name: str, module: str) -> dict[str, str]:
     parts = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
     return {
         **{f"{layer}.{name}.{published}": f"{module}.{part}" for published, part in parts.items()},
@@ -118,7 +122,7 @@ def _attention_module_by_published_name(layer: str, name: str, module: str) -> d
     }
 
 
-def _feed_forward_parts(layer: str, *, gated: bool) -> dict[str, str]:
+def _feed_forward_and_norm_names(layer: str, *, gated: bool) -> dict[str, str]:
     return {
         f"{layer}.DenseReluDense.{'wi_1' if gated else 'wi'}": "feed_forward.up_proj",
         f"{layer}.DenseReluDense.wi_0": "feed_forward.gate_proj",

@@ -22,7 +22,7 @@ from qkv.weights.ctranslate2_export import ct2_vocabulary, save_ct2
 from qkv.weights.gguf_file import write_gguf
 from qkv.weights.int8_storage import INT8_MAX
 from qkv.weights.model_loader import ModelBundle, native_name_table
-from qkv.weights.save import StorageDType, save_hf, save_int8, save_native
+from qkv.weights.save import StorageDType, save_hf, save_native, save_native_int8
 from qkv.weights.state_dict import to_published_state
 
 
@@ -35,7 +35,7 @@ class SaveFormat(NamedTuple):
 
 NATIVE, INT8, HF, CT2 = (
     SaveFormat("native", save_native),
-    SaveFormat("int8", save_int8),
+    SaveFormat("int8", save_native_int8),
     SaveFormat("hf", save_hf),
     SaveFormat("ct2", save_ct2),
 )
