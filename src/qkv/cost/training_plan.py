@@ -227,8 +227,8 @@ def gpt_config_for_size(n_parameters: int, *, context_length: int = 1024) -> GPT
     min_embedding = (vocab_size + context_length) * narrowest
     if min_embedding > n_parameters:
         raise InputError(
-            f"params={n_parameters} is less than the {min_embedding} embedding parameters of {vocab_size} tokens and "
-            f"{context_length} positions at width {narrowest}; use a shorter sequence length or --model"
+            f"params={n_parameters} is too small: even at width {narrowest}, the embeddings of {vocab_size} tokens and "
+            f"{context_length} positions need {min_embedding} parameters. Reduce the sequence length or specify --model"
         )
     candidates = []
     for d in _candidate_widths():

@@ -28,7 +28,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_section("gpt2: one decoding step at n = 1,024, where n² becomes n and n becomes 1")
     step = estimate(preset("gpt2"), batch_size=1, seq_len=1024, mode="decode", dtype="float16")
     _print_cost_per_operation(step)
-    print_text(f"""The KV cache has {step.memory.cache:,} bytes: 2·n·d·L numbers of 16 bits. A step computes
+    print_text(f"""The KV cache takes {step.memory.cache:,} bytes: 2·n·d·L values of 2 bytes each. A step computes
         {step.intensity:.3g} FLOPs per byte moved. A GPU can compute hundreds, so the step is limited by memory
         bandwidth.""")
     _print_encoder_decoder_flops()

@@ -120,8 +120,8 @@ def _print_training_and_generation_losses(losses: list[MethodLosses]) -> None:
     after_softmax, correct = losses[3], losses[0]
     print_text(f"""It does not just work: the training loss of {after_softmax.training:.2f} is below the lowest possible
         loss, and the loss in generation is {after_softmax.generation:.2f} compared with {correct.generation:.2f}.
-        The model has learned to infer the next word from the row sums. With renormalization it works, because the weights are then
-        correct.""")
+        The model has learned to infer the next word from the row sums. With renormalization it works, because the
+        weights are then correct.""")
 
 
 def _draw_weights_by_mask_method(scores: Tensor, losses: list[MethodLosses]) -> Figure:

@@ -241,10 +241,13 @@ class KVCache:
                     f"the cache was filled from a source of shape {cached_shape[0]} × {cached_shape[1]}, "
                     f"but the source passed now has shape {shape[0]} × {shape[1]}"
                 )
-            can_compare = states.device.type == "cpu" and not torch.compiler.is_compiling()
             previous = self._source_states
-            has_previous = previous is not None and previous is not states and previous.shape == states.shape
-            if can_compare and has_previous and not torch.equal(previous, states):
+            if previous is None or previous is states or previous.shape != states.shape:
+                is_different = False
+            else:
+                can_compare = states.device.type == "cpu" and not torch.compiler.is_compiling()
+                is_different = can_compare and not torch.equal(previous, states)
+            if is_different:
                 raise KVCacheError(
                     f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
                     "create a new cache for each source"

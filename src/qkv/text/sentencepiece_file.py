@@ -63,7 +63,7 @@ def _parse_sentencepiece_model(data: bytes) -> SentencePieceFile:
             case 1:
                 token_fields = dict(_iterate_protobuf_fields(_expect_bytes(value)))
                 if 1 not in token_fields:
-                    raise ValueError(f"piece {len(tokens)} has no text")
+                    raise ValueError(f"vocabulary entry {len(tokens)} lacks its text (field 1)")
                 (score,) = struct.unpack("<f", _expect_bytes(token_fields.get(2, b"\0" * 4)))
                 tokens.append(
                     (

@@ -34,7 +34,7 @@ class GGUFArchitecture:
 def find_lossless_gguf_architecture(config: ModelConfig) -> str:
     """Return the architecture for a config. Raises an error if no architecture supports all of its settings."""
     if not isinstance(config, GPTConfig):
-        raise WeightsError(f"GGUF only supports the family gpt, got {config.family}")
+        raise WeightsError(f"only models of the gpt family can be saved as GGUF, got {config.family}")
     name = "llama" if config.positions is PositionKind.ROTARY else "gpt2"
     architecture = GGUF_ARCHITECTURES[name]
     tensors = frozenset(mapping.published for mapping in architecture.name_table(config).mappings)
