@@ -167,7 +167,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    Prints the prompt followed by the generated text. With an empty prompt (""), the model starts a new text.
+    Prints the prompt followed by the generated text. If the prompt is empty (""), the model writes a text from the beginning.
 
     \b
     Examples:

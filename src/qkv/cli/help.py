@@ -33,7 +33,7 @@ OVERVIEW = {
     ),
     "Measure": (
         ("qkv evaluate stories --text book.txt", "Compute loss, BLEU or accuracy"),
-        ("qkv verify stories", "Check fast code paths against the reference"),
+        ("qkv verify stories", "Check optimized code against the reference code"),
         ("qkv cost gpt2", "Estimate FLOPs, memory and time"),
     ),
     "Export": (("qkv convert stories s.gguf --to gguf", "Convert to another format"),),

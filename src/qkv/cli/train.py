@@ -119,7 +119,7 @@ def train(
     profile: ProfileOption = False,
     trace: TraceOption = None,
 ) -> None:
-    """Train a model on your own text or translation pairs, or as described by a recipe (a TOML file of settings).
+    """Train a model on your own text or translation pairs, or follow a recipe (a TOML file of settings).
 
     Ctrl-C or SIGTERM stops a run after saving a checkpoint. With --resume, the run continues and gives exactly the
     same results as an uninterrupted one. A second signal stops it immediately, without saving.
