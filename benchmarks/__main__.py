@@ -12,16 +12,24 @@ BENCHMARKS = {
     "train-small": ("training_speed:train_small", 5, "training step of the small CPU model of nanoGPT, with peers"),
     "train-124m": ("training_speed:train_124m", 3, "training step of GPT-2 124M, with peers"),
     "train-gpu": ("gpu_training:train_gpu", 3, "training step of GPT-2 124M on a GPU, with nanoGPT"),
-    "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss after the CPU time that nanoGPT takes"),
-    "batches": ("batches:batches", 5, "tokens per second of batch creation for BERT and translation on one core"),
-    "cost": ("cost:cost", 1, "predicted and measured times of models that the calibration did not use"),
+    "shakespeare-cpu": ("shakespeare:shakespeare_cpu", 1, "validation loss of qkv and nanoGPT after the same CPU time"),
+    "batches": (
+        "batches:batches",
+        5,
+        "speed of batch creation for BERT and translation on one core, in tokens per second",
+    ),
+    "cost": ("cost:cost", 1, "predicted and measured times of steps that the calibration did not use"),
     "embed": ("embedding:embed", 2, "sentence embeddings of all-MiniLM-L6-v2, with sentence-transformers"),
-    "encode-gpu": ("gpu_encoding:encode_gpu", 3, "BERT-base on a GPU, equal and mixed lengths, with transformers"),
+    "encode-gpu": (
+        "gpu_encoding:encode_gpu",
+        3,
+        "BERT-base on a GPU with equal and with mixed text lengths, with transformers",
+    ),
     "memory": ("memory:memory", 1, "predicted and measured peak memory of training steps"),
     "beam": ("beam:beam_single", 7, "translation of one sentence with beam 5, with peers"),
     "beam-batch": ("beam:beam_batch", 3, "translation of a batch of 16 sentences with beam 5"),
-    "recurrence": ("recurrence:recurrence", 1, "RNN and Transformer by length: training, inference, sequential steps"),
-    "growth": ("growth:growth", 1, "time and memory by length, batch size and layers, with estimates of `qkv.cost`"),
+    "recurrence": ("recurrence:recurrence", 1, "time and sequential steps of an RNN and a Transformer, by length"),
+    "growth": ("growth:growth", 1, "time and memory by length, batch size and layers, compared with `qkv.cost`"),
     "decode": ("decode:decode", 5, "decode step of GPT-2 124M, with transformers, CTranslate2 and llama.cpp"),
     "decode-small": ("decode:decode_small", 9, "decode step of 12 layers of width 64, dominated by call overhead"),
     "decode-batch": ("decode:decode_batch", 3, "decode step of GPT-2 124M with batch sizes 1, 2, 4, 8 and 16"),
@@ -75,17 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     descriptions = "\n".join(f"  {name:16} {description}" for name, (*_, description) in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Compare qkv with peers in one run.\n\nbenchmarks:\n" + descriptions,
+        description="Compare qkv with other libraries (peers) in one run.\n\nbenchmarks:\n" + descriptions,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=list(BENCHMARKS), metavar="NAME")
     parser.add_argument(
         "--peers",
         type=Path,
-        help="folder with clones of peers, each in a folder of its name: nanoGPT, joeynmt, gpt-fast",
+        help="folder that contains clones of the peers: nanoGPT, joeynmt, gpt-fast",
     )
     parser.add_argument(
-        "--repeats", type=int, help="number of rounds, of which the best counts (for shakespeare-cpu: seeds)"
+        "--repeats", type=int, help="number of rounds; the best time is reported (shakespeare-cpu: number of seeds)"
     )
     parser.add_argument("--threads", type=int, help="threads per engine (default: all cores; shakespeare-cpu: 1)")
     parser.add_argument(
@@ -98,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="device for `cost`, `growth`, `memory` and `recurrence`; NAME-gpu requires cuda",
+        help="device for cost, growth, memory and recurrence; train-gpu, encode-gpu and decode-gpu require cuda",
     )
     return parser
 

@@ -53,15 +53,20 @@ def _measure(name: str, options: BenchmarkOptions, *, batch: int) -> Report:
     return Report(
         name=name,
         description=(
-            f"Beam {workload.n_beams} in float32, {workload.n_encoder_layers} + {workload.n_decoder_layers} layers, "
+            f"Beam search with {workload.n_beams} beams in float32: "
+            f"{workload.n_encoder_layers} + {workload.n_decoder_layers} layers, "
             f"width {workload.d_model}, vocabulary {workload.vocab_size:,}, "
             f"{workload.batch} × {workload.source_length} source tokens, "
-            f"{workload.length} target tokens, {workload.threads} thread(s); best of {options.repeats}."
+            f"{workload.length} target tokens, {workload.threads} thread{'s' * (workload.threads > 1)}; "
+            f"best of {options.repeats} rounds."
         ),
         columns=["engine", "tokens/s", "ms/step", "CPU ms/step", "speedup", "speedup (CPU time)"],
         rows=rows,
         notes=[
-            "Same weights. The ids of the best translations are equal, both as timed and with no_repeat_ngram_size=2.",
+            (
+                "All engines use the same weights. The ids of the best translations are equal, both with the timed "
+                "settings and with no_repeat_ngram_size=2."
+            ),
             *result.absence_notes,
         ],
         versions=result.versions,

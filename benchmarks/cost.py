@@ -105,8 +105,8 @@ def cost(options: BenchmarkOptions) -> Report:
     return Report(
         name=f"cost, {device.type}",
         description=(
-            "Measured times, and times predicted by a calibration of this device that used none of these models "
-            "and sizes."
+            "Measured times compared with predictions from a calibration of this device. The calibration did not use "
+            "any of these models and sizes."
         ),
         columns=["model", "mode", "batch × length", "predicted ms", "measured ms", "error", "bound by"],
         rows=[point.cells for point in [*result, *long]],
@@ -138,9 +138,9 @@ def _notes(calibration: Calibration, result: list[Point], long: list[Point]) -> 
         by_mode.append(f"{mode.value} {sum(errors) / len(errors):.0%}")
     notes = [
         f"Calibration: {calibration.device}, {calibration.dtype.value}, {calibration.duration:.0f} s.",
-        f"Mean error of {len(result)} points: {_summary(result)['mean_error']:.1%}; worst {worst.error:+.0%}: "
+        f"Mean error of {len(result)} points: {_summary(result)['mean_error']:.1%}. Worst error: {worst.error:+.0%} ("
         + " ".join(worst.cells[:3])
-        + ". By mode: "
+        + "). Mean error by mode: "
         + ", ".join(by_mode)
         + ".",
     ]
@@ -148,9 +148,9 @@ def _notes(calibration: Calibration, result: list[Point], long: list[Point]) -> 
         assert point.largest_tensor is not None
         predicted, actual = point.largest_tensor
         notes.append(
-            f"Context {point.workload.seq_len}, {point.workload.kernel.value} attention: "
-            f"largest tensor {actual:,} bytes (predicted {predicted:,}), "
-            f"{1000 * point.measured:.1f} ms (predicted {1000 * point.predicted:.1f})."
+            f"Context of {point.workload.seq_len} tokens with {point.workload.kernel.value} attention: "
+            f"the largest tensor has {actual:,} bytes (predicted: {predicted:,}), and the forward pass takes "
+            f"{1000 * point.measured:.1f} ms (predicted: {1000 * point.predicted:.1f} ms)."
         )
     return notes
 
@@ -160,8 +160,8 @@ def _describe_variation(pass_seconds: list[float]) -> str:
         1000 * item for item in (min(pass_seconds), statistics.median(pass_seconds), max(pass_seconds))
     )
     return (
-        f"Variation of the machine: the same small forward pass took {fastest:.2f} to {slowest:.2f} ms between the "
-        f"points, with a median of {median:.2f} ms."
+        "Variation of the machine: the same small forward pass, run before each measurement, took "
+        f"{fastest:.2f} to {slowest:.2f} ms (median: {median:.2f} ms)."
     )
 
 

@@ -86,7 +86,7 @@ def cpu(options: BenchmarkOptions) -> Report:
         versions |= comparison.versions
         ceilings = comparison.ceilings.get(threads, {})
         notes.append(
-            f"Peak rates, {group.description}: {ceilings['flops'] / 1e9:.0f} GFLOP/s, "
+            f'Peak rates during "{group.description}": {ceilings["flops"] / 1e9:.0f} GFLOP/s, '
             f"{ceilings['bytes'] / 1e9:.1f} GB/s."
         )
     results += [_measure_memory(), *_measure_startup()]
@@ -94,7 +94,8 @@ def cpu(options: BenchmarkOptions) -> Report:
     return Report(
         name="cpu",
         description=(
-            f"All speed targets on a CPU, {threads} thread(s), in {(time.perf_counter() - started) / 60:.0f} minutes."
+            f"All speed targets on a CPU with {threads} thread{'s' * (threads > 1)}. The benchmark took "
+            f"{(time.perf_counter() - started) / 60:.0f} minutes."
         ),
         columns=[
             "row",

@@ -81,10 +81,10 @@ def _measure(
     return Report(
         name=name,
         description=(
-            f"Greedy decode step: {workload.n_layers} layers, {workload.n_heads} heads, width {workload.d_model}, "
-            f"vocabulary {workload.vocab_size:,}, prompts of {workload.n_prompt} tokens, "
-            f"new tokens {workload.short + 1} to {workload.long}, "
-            f"{threads} thread(s); best of {options.repeats}."
+            f"Greedy decode step of a model with {workload.n_layers} layers, {workload.n_heads} heads, "
+            f"width {workload.d_model} and vocabulary {workload.vocab_size:,}. The times are averages over new tokens "
+            f"{workload.short + 1} to {workload.long} after prompts of {workload.n_prompt} tokens, "
+            f"with {threads} thread{'s' * (threads > 1)}; best of {options.repeats} rounds."
         ),
         columns=[
             "texts",
@@ -98,9 +98,15 @@ def _measure(
         ],
         rows=rows,
         notes=[
-            "Same weights. In float32 all ids are equal. Ids of int8 and of llama.cpp (16-bit cache) are not compared.",
-            f"Of bandwidth: the time to read all weights once at {reads / 1e9:.1f} GB/s ÷ the CPU time of a step.",
-            "The rate is measured by wall-clock time, so the fraction is too high on a busy machine.",
+            (
+                "All engines use the same weights. In float32, all ids are equal. The ids of int8 engines and of "
+                "llama.cpp (which uses a 16-bit cache) are not compared."
+            ),
+            (
+                f'The column "of bandwidth" shows the time needed to read all weights once at {reads / 1e9:.1f} GB/s, '
+                "divided by the CPU time of a step."
+            ),
+            "The bandwidth is measured in wall-clock time, so this fraction is too high on a busy machine.",
             *result.absence_notes,
         ],
         versions=result.versions,

@@ -37,8 +37,8 @@ def embed(options: BenchmarkOptions) -> Report:
     return Report(
         name="embed",
         description=(
-            f"{N_SENTENCES:,} sentences of mixed lengths embedded by all-MiniLM-L6-v2 in float32, "
-            f"including tokenization, {threads} thread(s); best of {options.repeats}."
+            f"Embedding of {N_SENTENCES:,} sentences of mixed lengths with all-MiniLM-L6-v2 in float32, including "
+            f"tokenization, with {threads} thread{'s' * (threads > 1)}; best of {options.repeats} rounds."
         ),
         columns=["engine", "sentences/s", "wall s", "CPU s", "speedup", "speedup (CPU time)"],
         rows=[
@@ -55,7 +55,13 @@ def _notes(result: Comparison) -> list[str]:
     difference = result.largest_difference
     min_cosine = 1 - WIDTH * difference**2 / 2
     return [
-        f"Unit vectors agree to {difference:.1e} in every element, so every cosine is at least {min_cosine:.9f}.",
-        "Lengths: median about 24 words, a tenth above 70, at most 200.",
+        (
+            f"The elements of the unit vectors differ by at most {difference:.1e}, so the cosine similarity with the "
+            f"reference is at least {min_cosine:.9f}."
+        ),
+        (
+            "Sentence lengths: the median is about 24 words, a tenth of the sentences have more than 70 words, and the "
+            "maximum is 200 words."
+        ),
         *result.absence_notes,
     ]

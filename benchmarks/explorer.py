@@ -39,7 +39,7 @@ PageKey = tuple[str, int]
 
 @dataclass
 class PageResults:
-    """Figures of both pages by model, number of tokens and quantity. A string states why there is no figure."""
+    """Figures of both pages by model, number of tokens and quantity. A string explains why there is no figure."""
 
     figures: dict[tuple[str, int, str], list[float | str]] = field(default_factory=dict)
     external_requests: list[int] = field(default_factory=lambda: [0, 0])
@@ -134,7 +134,8 @@ def _write_bertviz_pages(
         if exact > EXACT_TOLERANCE or quantized_error > QUANTIZED_TOLERANCE:
             result.notes.append(
                 f"Failed: {name}, {n} tokens, layer {layer}: "
-                f"error of a row {exact:.1e}, of quantized layers {quantized_error:.4f}."
+                f"a row differs by {exact:.1e}, expected at most {EXACT_TOLERANCE:.1e}; "
+                f"the quantized layer differs by {quantized_error:.4f}, expected at most {QUANTIZED_TOLERANCE}."
             )
     return outputs
 
@@ -164,23 +165,28 @@ def _median(metrics: PageMetrics, name: str) -> float | None:
 
 def _report(result: PageResults, load: float, *, times: int) -> Report:
     differences = (
-        f"Exact rows are within {max(result.differences):.1e} of the eager attention weights of transformers, "
+        f"Exact rows differ from the eager attention weights of transformers by at most {max(result.differences):.1e}, "
     )
     external = result.external_requests
     notes = [
-        *([f"{differences}quantized full layers within {QUANTIZED_TOLERANCE}."] if result.differences else []),
-        f"Requests to other hosts: explorer {external[0]}, BertViz {external[1]} (served from disk here).",
-        f"A page that has not painted after {TIMEOUT_SECONDS:g} s counts as failed.",
+        *([f"{differences}and quantized full layers by at most {QUANTIZED_TOLERANCE}."] if result.differences else []),
+        (
+            f"Requests to other hosts: explorer {external[0]}, BertViz {external[1]} (answered from disk in this "
+            "benchmark)."
+        ),
+        f"If a page has painted nothing after {TIMEOUT_SECONDS:g} s, the measurement counts as failed.",
         *result.notes,
     ]
     return Report(
         name="explorer",
         description=(
-            "The same text and weights in the same browser (headless, 1440×900). All heads: Model view of the explorer "
-            "and model_view of BertViz. One layer with all heads: Head view and head_view. Times are seconds from "
-            "navigation to the frame that shows the view; 'from the text' adds the forward pass and the creation of "
-            "the page. A hover is the time from the pointer event to the next frame, median of 3 to 6. MB is the "
-            f"transferred size of all heads. Best of {times} if a run takes less than 5 s."
+            "The explorer and BertViz show the same text and weights in the same browser (headless, 1440×900). "
+            '"All heads" compares the Model view of the explorer with model_view of BertViz, and "one layer" compares '
+            "the Head view with head_view, showing all heads of a layer. Times are measured from navigation to the "
+            'frame that shows the view; "from the text" also includes the forward pass and the creation of the page. '
+            "The time of a hover is measured from the pointer event to the next frame (median of 3 to 6 hovers). MB is "
+            "the amount of data transferred for all heads. Measurements that take less than 5 s are repeated "
+            f"{times} times, and the best result is reported."
         ),
         columns=["model", "tokens", "quantity", "explorer", "BertViz", "BertViz ÷ explorer", "target", "reached"],
         rows=[_format_figures(key, pair) for key, pair in result.figures.items()],

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.finetune`: compare a pre-trained BERT with random weights, a bag of words and MiniLM.
+"""`python -m benchmarks.finetune`: compare a pre-trained BERT with a BERT trained from scratch, a bag of words
+and MiniLM.
 
-The tasks are SST-2 with 100, 1,000 and all labels in three seeds (one seed with all labels for bag of words and
-MiniLM), the classes and scores of SICK, TREC, and Banking77. Prints a table and writes finetune.json and finetune.png
-to the output folder.
+The tasks are SST-2 with 100, 1,000 and all labels, the classes and the scores of SICK, TREC, and Banking77. SST-2 runs
+with three seeds, except that bag of words and MiniLM use one seed with all labels. The other tasks run with one seed.
+The command prints a table and writes finetune.json and finetune.png to the output folder.
 """
 
 import argparse
@@ -122,7 +123,7 @@ def finetune_encoder(job: Job, benchmark: FinetuneSettings) -> Row:
     name = benchmark.minilm if job.engine == "MiniLM" else benchmark.model
     model = qkv.load(str(name))
     if not isinstance(model, TextEncoder):
-        raise SystemExit(f"{name}: must be a BERT model")
+        raise SystemExit(f"--model {name}: expected a BERT model, got {type(model).__name__}")
     problem = ProblemType.REGRESSION if job.task == "sick score" else ProblemType.SINGLE_LABEL
     started = time.perf_counter()
     result = qkv.finetune(
@@ -191,13 +192,21 @@ def report(rows: list[Row], load: float) -> Report:
     ]
     return Report(
         name="finetune",
-        description="Fine-tuning on labeled texts, evaluated on the dev set of each task (best of ten evaluations).",
+        description=(
+            "Models trained on labeled texts and evaluated on the dev set of each task (best of ten evaluations)."
+        ),
         columns=columns,
         rows=cells,
         notes=[
-            "from scratch: same architecture with random weights, twice the learning rate, same number of updates.",
-            "bag of words: logistic regression on words and word pairs, penalty chosen on a tenth of the labels.",
-            "±: standard deviation over seeds. With few labels, each seed samples different rows.",
+            (
+                '"from scratch": the same architecture with random initial weights, trained with twice the learning '
+                "rate and the same number of updates."
+            ),
+            (
+                '"bag of words": logistic regression on words and word pairs. The penalty is chosen on a held-out '
+                "tenth of the labels."
+            ),
+            "±: standard deviation over seeds. If only some of the labels are used, each seed samples different rows.",
         ],
         versions={"torch": str(torch.__version__)},
         load=load,
@@ -222,7 +231,7 @@ def draw_curves(rows: list[Row], path: Path) -> None:
     sizes = sorted({row.labels for row in rows if row.task == "sst2"})
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.minorticks_off()
-    axis.set_xlabel("labelled sentences (SST-2)")
+    axis.set_xlabel("labeled sentences (SST-2)")
     axis.set_ylabel("accuracy on dev (%)")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
@@ -231,13 +240,15 @@ def draw_curves(rows: list[Row], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.finetune", description=__doc__)
-    parser.add_argument("--model", required=True, help="a pre-trained BERT, as every command takes it")
-    parser.add_argument("--data", required=True, type=Path, help="the folder of sst2/, sick/, trec/, banking77/")
-    parser.add_argument("--out", required=True, type=Path, help="where the figures go")
-    parser.add_argument("--minilm", help="folder with all-MiniLM-L6-v2, which is fine-tuned as well")
+    parser.add_argument("--model", required=True, help="pre-trained BERT: name of a shipped model, or path")
+    parser.add_argument(
+        "--data", required=True, type=Path, help="folder that contains sst2/, sick/, trec/ and banking77/"
+    )
+    parser.add_argument("--out", required=True, type=Path, help="output folder for the table and the plot")
+    parser.add_argument("--minilm", help="folder with all-MiniLM-L6-v2, to fine-tune it as well")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--epochs", type=int, help="number of epochs (default: chosen by the number of rows)")
-    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, which then share the machine")
+    parser.add_argument("--epochs", type=int, help="number of epochs (default: depends on the number of rows)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs in parallel, which share the machine")
     parser.add_argument(
         "--engines", nargs="+", help="run only these engines: pre-trained, from scratch, bag of words, MiniLM"
     )

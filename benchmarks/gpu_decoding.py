@@ -19,7 +19,7 @@ TRANSFORMERS = Engine(name="Hugging Face, static cache", module="benchmarks.engi
 
 def decode_gpu(options: BenchmarkOptions) -> Report:
     if options.device != "cuda":
-        raise SystemExit("decode-gpu requires a GPU; add --device cuda")
+        raise SystemExit(f"decode-gpu requires a GPU: expected --device cuda, got --device {options.device}")
     gptfast = Engine(
         name="gpt-fast",
         module="benchmarks.engines.gpu_decode_gptfast",
@@ -41,14 +41,18 @@ def decode_gpu(options: BenchmarkOptions) -> Report:
     return Report(
         name="decode-gpu",
         description=(
-            f"Greedy decode step on a GPU in bfloat16, prompts of {GPT2.n_prompt} tokens, "
-            f"new tokens {GPT2.short + 1} to {GPT2.long}; best of {options.repeats}."
+            "Greedy decode step on a GPU in bfloat16. The times are averages over new tokens "
+            f"{GPT2.short + 1} to {GPT2.long} after prompts of {GPT2.n_prompt} tokens; best of "
+            f"{options.repeats} rounds."
         ),
         columns=["model", "texts", "engine", "tokens/s", "ms/step", "speedup", "of bandwidth"],
         rows=rows,
         notes=[
-            f"Same weights. In float32 the first {N_CHECKED_TOKENS} ids are equal.",
-            "Of bandwidth: the time to read all weights once at the copy rate of this GPU ÷ the time of a step.",
+            f"All engines use the same weights. In float32, the first {N_CHECKED_TOKENS} ids are equal.",
+            (
+                'The column "of bandwidth" shows the time needed to read all weights once at the copy rate of this '
+                "GPU, divided by the time of a step."
+            ),
             *dict.fromkeys(absence_notes),
         ],
         versions=versions,

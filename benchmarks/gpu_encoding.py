@@ -23,7 +23,7 @@ TOLERANCE = 0.004
 
 def encode_gpu(options: BenchmarkOptions) -> Report:
     if options.device != "cuda":
-        raise SystemExit("encode-gpu requires a GPU; add --device cuda")
+        raise SystemExit(f"encode-gpu requires a GPU: expected --device cuda, got --device {options.device}")
     load = machine.load_average()
     rows, notes, versions = [], [], {}
     for name, shape in WORKLOADS.items():
@@ -33,16 +33,16 @@ def encode_gpu(options: BenchmarkOptions) -> Report:
         versions |= result.versions
         rate = max(ceiling["flops"] for ceiling in result.ceilings.values())
         notes.append(
-            f"{name}: unit vectors agree to {result.largest_difference:.1e}; target {TARGETS[name]}; "
-            f"peak rate {rate / 1e12:.0f} TFLOP/s in bfloat16 matmuls."
+            f"{name}: the elements of the unit vectors differ by at most {result.largest_difference:.1e}. The target "
+            f"speedup is {TARGETS[name]}. The peak rate is {rate / 1e12:.0f} TFLOP/s for bfloat16 matmuls."
         )
         notes += result.absence_notes
     return Report(
         name="encode-gpu",
         description=(
-            f"Last hidden states of BERT-base in bfloat16 on {machine.gpu()}, random weights, from ids, compiled with "
-            f"CUDA graphs; best of {options.repeats} × {STEPS} passes. The time of qkv includes packing the texts; "
-            "the padded batches of the others are on the GPU in advance."
+            "Computation of the last hidden states of BERT-base from token ids, in bfloat16 with random weights on "
+            f"{machine.gpu()}, compiled with CUDA graphs; best of {options.repeats} × {STEPS} passes. The time of qkv "
+            "includes packing the texts, whereas the padded batches of the other engines are already on the GPU."
         ),
         columns=["texts", "engine", "texts/s", "ms/pass", "speedup", "of matmul peak"],
         rows=rows,

@@ -24,13 +24,13 @@ SHAPE: dict[str, Any] = {
 """Model and batch. The vocabulary is padded to a multiple of 64, as nanoGPT does."""
 STEPS = 20
 TOLERANCE = 0.02
-"""bfloat16 has 8 significant bits, so losses of about 11 differ in the third digit."""
+"""Because bfloat16 has 8 significant bits, losses of about 11 differ in the third digit."""
 TARGET_SPEEDUP = 1.15
 
 
 def train_gpu(options: BenchmarkOptions) -> Report:
     if options.device != "cuda":
-        raise SystemExit("train-gpu requires a GPU; add --device cuda")
+        raise SystemExit(f"train-gpu requires a GPU: expected --device cuda, got --device {options.device}")
     load = machine.load_average()
     workload = Workload(**SHAPE, threads=machine.available_cores(), device=options.device)
     plan = ComparisonPlan(
@@ -45,7 +45,7 @@ def train_gpu(options: BenchmarkOptions) -> Report:
     return Report(
         name="train-gpu",
         description=(
-            f"Full training step of GPT-2 124M on {machine.gpu()}, compiled, matmuls in bfloat16, fused AdamW, "
+            f"Full training step of GPT-2 124M on {machine.gpu()}, compiled, with bfloat16 matmuls and fused AdamW: "
             f"batch {workload.batch} × {workload.length} tokens, vocabulary {workload.vocab_size:,}; "
             f"best of {options.repeats} × {STEPS} steps."
         ),
@@ -62,14 +62,23 @@ def _notes(result: Comparison, workload: Workload) -> list[str]:
     flops_per_token = 6 * workload.n_weights + 12 * workload.n_layers * workload.d_model * workload.length
     flops_per_step = flops_per_token * workload.batch * workload.length
     notes = [
-        f"Peak rates: {rate['flops'] / 1e12:.0f} TFLOP/s bfloat16 matmuls, {rate['bytes'] / 1e12:.2f} TB/s copies.",
-        f"FLOPs per token: {workload.flops_per_token / 1e6:.0f} M (6 per matmul weight, unmasked pairs of attention).",
+        (
+            f"Peak rates: {rate['flops'] / 1e12:.0f} TFLOP/s for bfloat16 matmuls, "
+            f"{rate['bytes'] / 1e12:.2f} TB/s for copies."
+        ),
+        (
+            f"FLOPs per token: {workload.flops_per_token / 1e6:.0f} M (6 per matmul weight, plus attention over the "
+            "unmasked pairs)."
+        ),
         *(
             f"{name}: {flops_per_step * STEPS / best.wall / rate['flops']:.0%} of the peak "
-            "with the usual count of full attention (6N + 12LdT)."
+            "if all pairs of positions are counted, as is usual (6N + 12LdT FLOPs per token)."
             for name, best in result.best.items()
         ),
-        f"Same initial weights and batches. The losses of the first steps agree to {result.largest_difference:.1e}.",
-        f"Target: {TARGET_SPEEDUP} × nanoGPT.",
+        (
+            "Both engines use the same initial weights and batches. The losses of the first steps differ by at most "
+            f"{result.largest_difference:.1e}."
+        ),
+        f"Target: a speedup of {TARGET_SPEEDUP} over nanoGPT.",
     ]
     return notes + result.absence_notes

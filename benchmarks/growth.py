@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LENGTH, BATCH, LAYERS = "n, tokens", "batch size, sequences", "layers"
-MODES = {Mode.TRAIN: "training step", Mode.PREFILL: "prefill", Mode.DECODE: "point more token"}
+MODES = {Mode.TRAIN: "training step", Mode.PREFILL: "prefill", Mode.DECODE: "decode step"}
 COLORS = {Mode.TRAIN: "#D55E00", Mode.PREFILL: "#0072B2", Mode.DECODE: "#009E73"}
 SECONDS_PER_MEASUREMENT = 0.1
 """Seconds spent on each measurement, with at least three runs."""
@@ -116,26 +116,27 @@ def growth(options: BenchmarkOptions) -> Report:
     plan, calibration = SWEEPS[device.type], _find_or_create_calibration(device, options.log)
     points = list(_measure_points(plan, calibration, device, options.log))
     device_title = gpu_name_or_cpu_threads(device)
-    numbers = "bfloat16, mixed in training" if device.type == "cuda" else "float32"
+    numbers = "bfloat16 (mixed precision in training)" if device.type == "cuda" else "float32"
     return Report(
         name=f"growth, {device.type}",
         description=(
-            f"Time and memory of a GPT with d_model={plan.d_model}, rotary positions, vocab_size={plan.vocab_size:,}, "
-            f"on {device_title}, {numbers}, eager torch. By n: 1 sequence, {plan.n_layers} layers. By batch size: "
-            f"{plan.fixed_size[1]:,} tokens per sequence. By layers: {plan.fixed_size[0]} sequences of "
-            f"{plan.fixed_size[1]:,} tokens. A training step "
-            "includes the update, and a decode step has a cache of all other tokens."
+            f"Time and memory of a GPT with d_model={plan.d_model}, rotary positions and "
+            f"vocab_size={plan.vocab_size:,}, with eager PyTorch in {numbers} on {device_title}. When n varies, the "
+            f"batch has 1 sequence, and the model has {plan.n_layers} layers. When the batch size varies, each "
+            f"sequence has {plan.fixed_size[1]:,} tokens, and the model has {plan.n_layers} layers. When the number of "
+            f"layers varies, the batch has {plan.fixed_size[0]} sequences of {plan.fixed_size[1]:,} tokens. A training "
+            "step includes the update. In a decode step, all other tokens are in the cache."
         ),
         columns=["size", "mode", "ms", "predicted ms", "error", "MiB", "predicted MiB", "error"],
         rows=[point.cells for point in points],
         notes=[
             *_describe_growth(points),
             _describe_errors(points),
-            f"Plot: `docs/pictures/growth-{device.type}.encode_png`.",
+            f"Plot: `docs/pictures/growth-{device.type}.png`.",
         ],
         versions={"torch": torch.__version__},
         load=load,
-        plots={f"growth-{device.type}.encode_png": plot_points(points, f"Growth of the cost of a GPT, {device_title}")},
+        plots={f"growth-{device.type}.png": plot_points(points, f"Growth of the cost of a GPT, {device_title}")},
     )
 
 
@@ -208,7 +209,7 @@ def _peak_bytes(make: Callable[[], Step], device: torch.device) -> int:
 
 def _describe_growth(points: Sequence[Point]) -> list[str]:
     notes = []
-    for varied in (LENGTH, BATCH, LAYERS):
+    for varied, quantity in ((LENGTH, "n"), (BATCH, "the batch size"), (LAYERS, "the number of layers")):
         parts = []
         values = sorted({point.value for point in points if point.varied == varied})[-2:]
         for mode, name in MODES.items():
@@ -219,8 +220,10 @@ def _describe_growth(points: Sequence[Point]) -> list[str]:
                 f"{name} time × {time_ratio:.2f} ({predicted_ratio:.2f}), "
                 f"memory × {bytes_ratio:.2f} ({expected_bytes:.2f})"
             )
-        sizes = f"{varied.split(',')[0]} from {values[0]:,} to {values[1]:,}"
-        notes.append(f"{sizes} (predicted in parentheses): {'; '.join(parts)}.")
+        notes.append(
+            f"Growth when {quantity} increases from {values[0]:,} to {values[1]:,} (predictions in parentheses): "
+            f"{'; '.join(parts)}."
+        )
     return notes
 
 
@@ -230,8 +233,8 @@ def _describe_errors(points: Sequence[Point]) -> str:
         name: [abs(point.expected / point.n_bytes - 1) for point in points if (point.mode is Mode.TRAIN) == is_training]
         for name, is_training in (("training", True), ("inference", False))
     }
-    parts = ", ".join(f"{name} {sum(mode_points) / len(mode_points):.1%}" for name, mode_points in sizes.items())
-    return f"Mean error of {len(times)} times: {sum(times) / len(times):.0%}; memory: {parts}."
+    parts = ", ".join(f"{sum(mode_points) / len(mode_points):.1%} in {name}" for name, mode_points in sizes.items())
+    return f"Mean error of the {len(times)} predicted times: {sum(times) / len(times):.0%}. Mean memory error: {parts}."
 
 
 def plot_points(points: Sequence[Point], title: str) -> bytes:

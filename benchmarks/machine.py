@@ -23,7 +23,7 @@ def gpu() -> str:
 
 
 def load_average() -> float:
-    """Load average of the last minute. Before a benchmark starts, it is caused by other processes."""
+    """Return the load average of the last minute. Before a benchmark starts, this load comes from other processes."""
     return os.getloadavg()[0]
 
 
@@ -31,6 +31,6 @@ def describe_load(load: float) -> str:
     if load < 0.5:
         return f"idle before the run (load {load:.1f})"
     return (
-        f"busy before the run (load {load:.1f} on {available_cores()} cores), so wall times are too long and CPU times "
-        "are more accurate"
+        f"busy before the run (load {load:.1f} on {available_cores()} cores), so CPU times are more reliable than wall "
+        "times"
     )

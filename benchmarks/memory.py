@@ -92,7 +92,7 @@ GPU_CASES = (
         },
     ),
     Case(
-        name="GPT-2 124M, tensor short row",
+        name="GPT-2 124M, one short sequence",
         config=preset("gpt2"),
         settings={"dtype": "mixed", "batch_size": 1, "seq_len": 64},
     ),
@@ -263,17 +263,19 @@ def memory(options: BenchmarkOptions) -> Report:
         errors.append(estimated / actual - 1)
         rows.append([case.name, f"{actual / MIB:,.1f}", f"{estimated / MIB:,.1f}", f"{errors[-1]:+.1%}"])
         if abs(errors[-1]) > limit:
-            notes.append(f"Failed: {case.name}: error {errors[-1]:+.1%} exceeds {limit:.0%}.")
+            notes.append(f"Failed: {case.name}: the error is {errors[-1]:+.1%}, expected at most {limit:.0%}.")
     sizes = [abs(error) for error in errors]
-    notes.insert(0, f"Mean error {sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%}; target {limit:.0%}.")
+    notes.insert(
+        0, f"Mean error {sum(sizes) / len(sizes):.1%}, worst error {max(sizes):.1%}; target: at most {limit:.0%}."
+    )
     if on_gpu:
         left = torch.cuda.memory_allocated() / MIB
         notes.append(
-            f"On {torch.cuda.get_device_name()}; torch still holds {left:.0f} MiB after all models are deleted."
+            f"Device: {torch.cuda.get_device_name()}. PyTorch still holds {left:.0f} MiB after all models are deleted."
         )
     return Report(
         name="memory",
-        description=f"Peak memory of a training step on {'a GPU' if on_gpu else 'a CPU'}, measured and predicted.",
+        description=f"Measured and predicted peak memory of a training step on {'a GPU' if on_gpu else 'a CPU'}.",
         columns=["step", "measured MiB", "predicted MiB", "error"],
         rows=rows,
         notes=notes,

@@ -37,12 +37,12 @@ LAYER = {"RNN": "GRU", "Transformer": "self-attention, with Q K V O"}
 """Names of the layers in `compare_attention_with_rnn_costs`."""
 COLORS = {"RNN": "#D55E00", "Transformer": "#0072B2"}
 ONE_THREAD = (
-    "On one thread all work is sequential, so sequential steps have no extra cost and the model with fewer FLOPs per "
-    "token is faster. Times are CPU times of the process."
+    "With one thread, all operations run sequentially, so the number of sequential steps does not affect the time, and "
+    "the model with fewer FLOPs per token is faster. Times are CPU times of the process."
 )
 TRAIN, ENCODE, DECODE = "training step", "encoder", "greedy decoding"
 TITLES = {
-    TRAIN: "Training: n source and n target tokens, forward and backward",
+    TRAIN: "Training: n source and n target tokens, forward and backward pass",
     ENCODE: "Inference: encoding of n tokens",
     DECODE: "Inference: n source tokens, n generated tokens, one sequence",
 }
@@ -116,7 +116,7 @@ def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, in
 
 
 def recurrence(options: BenchmarkOptions) -> Report:
-    """Measure both models in turn at each point, so that a busy period affects both."""
+    """Measure the two models in turn at each point, so that a period of high load affects both of them."""
     load, device = machine.load_average(), torch.device(options.device)
     torch.set_num_threads(options.threads or 1)
     retain_freed_memory()
@@ -139,9 +139,10 @@ def recurrence(options: BenchmarkOptions) -> Report:
     return Report(
         name=f"recurrence, {device.type}",
         description=(
-            f"RNN with attention vs. Transformer, by length, on {device_title} in float32: the shapes of the shipped "
-            f"`es-en-rnn` and `es-en` with vocab_size={VOCAB_SIZE:,} and random weights. A training step (without "
-            f"the update) and the encoder run with batch size {BATCH[device.type]}, decoding with batch size 1."
+            f"An RNN with attention compared with a Transformer at different lengths, on {device_title} in float32. "
+            "The models have the shapes of the shipped `es-en-rnn` and `es-en`, with "
+            f"vocab_size={VOCAB_SIZE:,} and random weights. The training step (without the update) and the encoder "
+            f"run with batch size {BATCH[device.type]}, and decoding runs with batch size 1."
         ),
         columns=[
             "task",
@@ -180,8 +181,11 @@ def _describe_growth(points: Sequence[Point]) -> list[str]:
     notes = []
     for task in TITLES:
         first, *_, last = (point for point in points if point.task == task)
-        times = [f"{kind} {last.seconds[kind] / first.seconds[kind]:.0f} × time" for kind in MODELS]
-        notes.append(f"{task}, from {first.length} to {last.length} tokens: {', '.join(times)}.")
+        factors = [f"{last.seconds[kind] / first.seconds[kind]:.0f} ({kind})" for kind in MODELS]
+        notes.append(
+            f"{task.capitalize()}: from {first.length} to {last.length} tokens, the time grows by a factor of "
+            f"{' and '.join(factors)}."
+        )
     return notes
 
 

@@ -12,8 +12,9 @@ from benchmarks import machine
 
 RESULTS_HEADER = """# Results
 
-Each section was appended by one run of `python -m benchmarks NAME`, in which the engines ran alternately. Times are the
-best of the repeats. Compare ratios and peak rates only within a run.
+Each section was appended by one run of `python -m benchmarks NAME`. Within a run, the engines are timed in turn, and
+the best time of each engine is reported. Compare ratios and peak rates only within a run. The "speedup" is the time
+of an engine divided by the best time of qkv.
 """
 
 

@@ -64,7 +64,7 @@ class Comparison:
 
     @property
     def absence_notes(self) -> list[str]:
-        """Notes that state why engines are missing or failed."""
+        """Notes that explain why engines are missing or failed."""
         return [
             *(f"Not installed: {name}: {reason}." for name, reason in self.missing.items()),
             *(f"Failed: {name}: {reason}." for name, reason in self.failed.items()),
@@ -101,7 +101,7 @@ def compare(
             allowed = plan.tolerance if engine.tolerance is None else engine.tolerance
             if not difference <= allowed:
                 result.failed[engine.name] = (
-                    f"not timed, because outputs differ by {difference:.2g}, more than {allowed:.2g}"
+                    f"not timed: outputs differ from the reference by {difference:.2g}, expected at most {allowed:.2g}"
                 )
                 log(f"{engine.name}: {result.failed[engine.name]}")
                 continue

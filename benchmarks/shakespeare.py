@@ -19,7 +19,7 @@ PUBLISHED = 1.88
 
 
 def shakespeare_cpu(options: BenchmarkOptions) -> Report:
-    """Train with nanoGPT and qkv. Repeats are seeds of qkv; the seed of nanoGPT is fixed in its code."""
+    """Train with nanoGPT and qkv. Each repeat trains qkv with another seed; nanoGPT always uses the same seed."""
     threads = options.threads or THREADS
     load, workload = machine.load_average(), {"text": str(find_text())}
     peer_options = {"peers": None if options.peers is None else str(options.peers)}
@@ -31,7 +31,7 @@ def shakespeare_cpu(options: BenchmarkOptions) -> Report:
         try:
             trained = _train(engine, workload, {"cpu_seconds": seconds, "seed": seed}, threads=threads)
         except MissingEngineError as missing:
-            notes.append(f"Not installed: {engine.name}: {missing}. qkv had {CPU_SECONDS:.0f} CPU seconds.")
+            notes.append(f"Not installed: {engine.name}: {missing}. qkv was given {CPU_SECONDS:.0f} CPU seconds.")
             continue
         except EngineError as failed:
             notes.append(f"Failed: {engine.name}: {failed}.")
@@ -44,9 +44,11 @@ def shakespeare_cpu(options: BenchmarkOptions) -> Report:
         options.log(f"{name}: {trained['output'][0]:.4f} after {trained['cpu']:.0f} CPU s")
     return Report(
         name="shakespeare-cpu",
-        description="Character models on Tiny Shakespeare, 4 layers, d_model=128, context 64: nanoGPT with the CPU "
-        f"settings of its README (which reports {PUBLISHED}), "
-        "qkv with recipes/shakespeare-char-cpu.toml for the same CPU time.",
+        description=(
+            "Character models on Tiny Shakespeare with 4 layers, d_model=128 and a context of 64 characters. nanoGPT "
+            f"uses the CPU settings of its README (which reports a loss of {PUBLISHED}). qkv uses "
+            "recipes/shakespeare-char-cpu.toml and is trained for the same CPU time."
+        ),
         columns=["engine", "validation loss", "CPU s", "wall s", "steps", "parameters"],
         rows=rows,
         notes=[*notes, f"Threads: {threads}.", *NOTES],
@@ -56,10 +58,18 @@ def shakespeare_cpu(options: BenchmarkOptions) -> Report:
 
 
 NOTES = [
-    "Loss: nats per character over the last tenth of the text, in non-overlapping windows of 64, by the same code.",
-    "CPU s: user and system time of the full command from start-up to saving, the fairest measure.",
-    "On a shared machine, wall time depends on the load of other processes.",
-    "qkv gets 97 % of the CPU seconds of nanoGPT. Two short trial runs determine the number of steps.",
+    (
+        "Loss: nats per character over the last tenth of the text, computed by the same code for both engines in "
+        "non-overlapping windows of 64 characters."
+    ),
+    (
+        "CPU s: user and system time of the full command, from start-up to saving. CPU time is the fairest measure "
+        "because, on a shared machine, wall time depends on the load of other processes."
+    ),
+    (
+        "The training of qkv is planned to take 97 % of the CPU seconds of nanoGPT. Two short trial runs determine the "
+        "number of steps."
+    ),
 ]
 
 

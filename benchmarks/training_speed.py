@@ -33,7 +33,7 @@ GPT2: dict[str, Any] = {
 }
 
 BF16_TOLERANCE = 0.02
-"""bfloat16 has 8 significant bits, so losses of about 10 differ in the third digit."""
+"""Because bfloat16 has 8 significant bits, losses of about 10 differ in the third digit."""
 
 
 def engines(peers: Path | None) -> list[Engine]:
@@ -78,8 +78,8 @@ def _measure(name: str, shape: dict[str, Any], options: BenchmarkOptions, *, ste
     chosen = engines(options.peers)
     result = compare(chosen, plan, ceilings=CEILINGS, repeats=options.repeats, log=options.log)
     description = (
-        f"Full training step in float32 by default: {workload.n_layers} layers, {workload.n_heads} heads, "
-        f"width {workload.d_model}, vocabulary {workload.vocab_size:,}, "
+        f"Full training step, in float32 unless stated otherwise: {workload.n_layers} layers, {workload.n_heads} "
+        f"heads, width {workload.d_model}, vocabulary {workload.vocab_size:,}, "
         f"batch {workload.batch} × {workload.length} tokens, "
         f"{_format_threads(workload.threads)}; best of {options.repeats} × {steps} steps."
     )
@@ -107,15 +107,17 @@ def rows(chosen: list[Engine], result: Comparison, workload: Workload, *, steps:
 
 def notes(result: Comparison, workload: Workload) -> list[str]:
     notes = [
-        f"Peak rates, {_format_threads(threads)}: {rate['flops'] / 1e9:.0f} GFLOP/s in matmuls, "
-        f"{rate['bytes'] / 1e9:.1f} GB/s memory reads."
+        f"Peak rates with {_format_threads(threads)}: {rate['flops'] / 1e9:.0f} GFLOP/s for matmuls, "
+        f"{rate['bytes'] / 1e9:.1f} GB/s for memory reads."
         for threads, rate in sorted(result.ceilings.items())
     ]
     notes.append(
-        f"FLOPs per token: {workload.flops_per_token / 1e6:.2f} M (6 per matmul weight, unmasked pairs of attention)."
+        f"FLOPs per token: {workload.flops_per_token / 1e6:.2f} M (6 per matmul weight, plus attention over the "
+        "unmasked pairs)."
     )
     notes.append(
-        f"Same initial weights and batches. The losses of the first steps agree to {result.largest_difference:.1e}."
+        "All engines use the same initial weights and batches. In float32, the losses of the first steps differ by at "
+        f"most {result.largest_difference:.1e}."
     )
     return notes + result.absence_notes
 

@@ -1,14 +1,14 @@
 r"""`python -m benchmarks.translators`: compare translation systems by BLEU and chrF.
 
-A system is NAME=PATH. PATH is a run folder, which is used to translate, or a file S.json with `parameters`, `seconds`
-and `tokens_per_second` (of training), next to S.greedy.txt and S.beam5.txt with one translation per line.
-Translations of run folders are also saved in this format. Prints a table and writes translators.json and
-translators.png to the output folder.
+Each system is specified as NAME=PATH. If PATH is a run folder, its model translates the sentences, and the translations
+are saved in the output folder. Otherwise, PATH must be a file S.json with the training statistics `parameters`,
+`seconds` and `tokens_per_second`, next to the files S.greedy.txt and S.beam5.txt with one translation per line. The
+command prints a table and writes translators.json and translators.png to the output folder.
 
-The four systems of qkv are trained for the same time, with train.tsv three times and europarl.tsv once per epoch
-(`--data` is the folder that contains es-en/). All have a BPE vocabulary of 8,000 and about 12 million parameters, so
-that size does not explain differences. Pooled heads have values of full width, so that model has half as many heads,
-a narrower feed-forward and no output projection:
+The four systems of qkv are trained for the same time. Each epoch uses train.tsv three times and europarl.tsv once
+(`--data` is the folder that contains es-en/). All systems have a BPE vocabulary of 8,000 and about 12 million
+parameters, so differences between them cannot be explained by size. The values of pooled heads have the full width. To
+compensate, the model with pooled heads has half as many heads, a narrower feed-forward and no output projection:
 
     qkv train recipes/es-en-rnn.toml tokenizer.vocab_size=8000 model.d_model=496 model.attention=none \
         'pairs.repeat={"es-en/train.tsv.xz"=3}' --minutes 4 --data data --out rnn-without
@@ -92,7 +92,7 @@ def read_training_stats(folder: Path) -> dict[str, float]:
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     steps = [entry for entry in entries if "tokens" in entry]
     if not steps:
-        raise InputError(f"{path}: contains no training steps")
+        raise InputError(f"{path}: found no training steps")
     last = steps[-1]
     return {"seconds": last["seconds"], "tokens_per_second": last["tokens"] / last["seconds"]}
 
@@ -139,7 +139,7 @@ def score_systems(
     for system in systems:
         for search, lines in system.translations.items():
             if len(lines) != len(pairs):
-                raise InputError(f"{system.name}, {search}: {len(lines)} translations for {len(pairs)} sentences")
+                raise InputError(f"{system.name}, {search}: {len(lines)} translations, expected {len(pairs)}")
     result = {
         search: _score_search(systems, search, references, peer=peer, n_bootstrap_samples=n_bootstrap_samples)
         for search in SEARCHES
@@ -174,17 +174,25 @@ def report(result: Sequence[SystemScore], *, peer: str | None, device: str, load
     columns = ["system", "parameters", "training s", "tokens/s", "BLEU greedy", "chrF greedy", "BLEU beam 5"]
     signatures = {name: metric.signature for name, metric in result[0].scores["beam5"].items()}
     comparison_note = (
-        [] if peer is None else [f"p: p-value of BLEU with beam 5 compared with {peer}, by paired bootstrap."]
+        []
+        if peer is None
+        else [f"p: p-value of the difference in BLEU (beam 5) between the system and {peer}, by paired bootstrap."]
     )
     return Report(
         name="translators",
-        description="Spanish to English: similarity to human translations of sentences that no system was trained on.",
+        description=(
+            "Translation from Spanish to English. The scores compare the translations with human translations. None of "
+            "the test sentences was used for training."
+        ),
         columns=[*columns, "chrF beam 5", "p", *buckets],
         rows=[_format_cells(score) for score in result],
         notes=[
             f"Device for translation: {device}.",
-            "tokens/s: source and target tokens in training, without padding. [ , ]: 95 % bootstrap interval.",
-            "Columns by source words: BLEU with beam 5 (number of sentences in parentheses).",
+            (
+                "tokens/s: source and target tokens per second of training, without padding. Brackets: 95 % bootstrap "
+                "confidence intervals."
+            ),
+            ("Word-count columns: BLEU with beam 5 for sources of this length (number of sentences in parentheses)."),
             *comparison_note,
             *(f"{name}: {signature}." for name, signature in signatures.items()),
         ],
@@ -265,7 +273,7 @@ def collect_systems(named: Sequence[str], sources: list[str], out: Path, device:
     for argument in named:
         name, separator, path = argument.partition("=")
         if not separator or not name or not Path(path).exists():
-            raise InputError(f"{argument}: must be NAME=PATH, where PATH is an existing run folder or .json file")
+            raise InputError(f"{argument}: expected NAME=PATH, where PATH is an existing run folder or .json file")
         if Path(path).is_file():
             systems.append(load_system(name, Path(path)))
         else:
@@ -278,7 +286,7 @@ def run(arguments: argparse.Namespace) -> Report:
     load, device = machine.load_average(), torch.device(arguments.device)
     names = [argument.partition("=")[0] for argument in arguments.systems]
     if len(set(names)) < len(names):
-        raise InputError(f"{len(names)} systems have {len(set(names))} names; names must be unique")
+        raise InputError(f"system names are not unique: expected {len(names)} different names, got {len(set(names))}")
     if arguments.peer is not None and arguments.peer not in names:
         raise InputError(f"--peer {arguments.peer}: must be one of the systems ({', '.join(names)})")
     if device.type == "cuda":
@@ -301,8 +309,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--pairs", required=True, type=Path, help="file with source⇥target per line, such as es-en/test.tsv"
     )
-    parser.add_argument("--out", required=True, type=Path, help="output folder for the figures")
-    parser.add_argument("--peer", help="NAME of the system that all others are compared with")
+    parser.add_argument("--out", required=True, type=Path, help="output folder for the translations, scores and plot")
+    parser.add_argument("--peer", help="NAME of the system with which all others are compared")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--draws", type=int, default=N_BOOTSTRAP_SAMPLES, help="number of bootstrap samples")
     arguments = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """MkDocs hooks that add generated pages to the site: notebooks, model cards, benchmark results and command help.
 
-These pages are generated from their original files in each build, so that no content is duplicated. Links to files
-outside this folder are rewritten to the generated page of the file, or replaced by their text if there is no such page.
+Each build generates these pages from their source files, so that no content is duplicated. Links to files outside this
+folder are rewritten to point to the generated pages. If a file has no page, the link is replaced by its text.
 """
 
 import base64
@@ -84,7 +84,7 @@ def rewrite_link(link: re.Match[str], root: str) -> str:
 
 
 def notebook_to_markdown(path: Path) -> tuple[str, dict[str, bytes]]:
-    """Convert a notebook to Markdown. Also return its images by file name."""
+    """Convert a notebook to Markdown. Return the page and a dict that maps file names to the images of the notebook."""
     parts, images = [], {}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -110,7 +110,7 @@ def command_help_page() -> str:
 
     from qkv.cli import app
 
-    sections = ["# Commands", "The output of `qkv COMMAND --help` for every command of this version."]
+    sections = ["# Commands", "This page contains the `--help` output of every `qkv` command."]
     root = _click_context(typer.main.get_command(app), "qkv")
     for name, command in root.command.commands.items():
         context = _click_context(command, name, root)

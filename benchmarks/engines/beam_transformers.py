@@ -22,7 +22,7 @@ def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dic
     missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)
     wanted = [name for name in missing if "embed_positions" not in name and not name.endswith("embed_tokens.weight")]
     if unexpected or [name for name in wanted if name != "lm_head.weight"]:
-        raise RuntimeError(f"weights do not fit: {wanted}, {unexpected}")
+        raise RuntimeError(f"weights do not match the model: missing {wanted}, unexpected {unexpected}")
     peer.tie_weights()
 
     @torch.inference_mode()

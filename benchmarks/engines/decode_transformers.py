@@ -18,7 +18,7 @@ def build(workload: Workload, _: dict[str, Any]) -> tuple[GenerateFunction, dict
     peer = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_lossless_published_config(ours.config))).eval()
     missing, unexpected = peer.load_state_dict(to_published_weights(ours), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
-        raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
+        raise RuntimeError(f"weights do not match the model: missing {missing}, unexpected {unexpected}")
     peer.tie_weights()
 
     @torch.inference_mode()

@@ -37,7 +37,7 @@ def model(workload: Workload) -> tuple[Any, dict[str, str]]:
     inputs = {name.removeprefix("bert."): tensor for name, tensor in to_published_weights(ours).items()}
     missing, unexpected = peer.load_state_dict(inputs, strict=False)
     if missing or unexpected:
-        raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
+        raise RuntimeError(f"weights do not match the model: missing {missing}, unexpected {unexpected}")
     return peer, {"transformers": transformers.__version__}
 
 

@@ -22,7 +22,7 @@ def build(_work: Workload, model: GPT, _options: dict[str, Any]) -> tuple[Any, d
         ).eval()
     missing, unexpected = peer.load_state_dict(to_published_weights(model), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
-        raise RuntimeError(f"weights do not fit: {missing}, {unexpected}")
+        raise RuntimeError(f"weights do not match the model: missing {missing}, unexpected {unexpected}")
     peer.tie_weights()
 
     def prepare(is_timed: bool) -> GenerateFunction:  # noqa: FBT001

@@ -40,7 +40,7 @@ class OurRecipe:
         fixed = short - SHORT * seconds_per_step
         steps = int((TIME_FRACTION * request["cpu_seconds"] - fixed) / seconds_per_step)
         if steps <= LONGER:
-            raise RuntimeError(f"{request['cpu_seconds']} CPU seconds only allow {steps} steps")
+            raise RuntimeError(f"{request['cpu_seconds']} CPU seconds allow {steps} steps, expected more than {LONGER}")
         return {**self._train(steps, seed=request["seed"]), "steps": steps}
 
     def check(self, request: EngineRequest) -> EngineResponse:  # noqa: ARG002
@@ -51,7 +51,7 @@ class OurRecipe:
         _, held_out = split_to_context_length(Path(self.request["workload"]["text"]))
         ids = torch.tensor(tokenizer.encode(held_out))
         if len(ids) != len(held_out):
-            raise RuntimeError(f"{len(held_out)} characters became {len(ids)} ids")
+            raise RuntimeError(f"expected one id per character, got {len(ids)} ids for {len(held_out)} characters")
         loss = held_out_loss(model, ids, window=model.config.context_length)
         return {"output": [loss], "parameters": sum(parameter.numel() for parameter in model.parameters())}
 

@@ -7,11 +7,11 @@ class HeadCombination(StrEnum):
     """How the outputs of the attention heads are combined."""
 
     SPLIT = "split"
-    """Concatenate the n_heads outputs of width d_value, then project them."""
+    """Concatenate the outputs of the n_heads heads, each of width d_value, and project the result."""
     POOLED = "pooled"
-    """Add the head outputs. Values have the full width d_model."""
+    """Sum the outputs of the heads, each of which has the full width d_model."""
     POOLED_MEAN = "pooled-mean"
-    """Average the head outputs. Values have the full width d_model."""
+    """Average the outputs of the heads, each of which has the full width d_model."""
 
 
 class NormKind(StrEnum):
@@ -22,12 +22,12 @@ class NormKind(StrEnum):
 
 
 class NormPosition(StrEnum):
-    """Where the norms are in a Transformer block."""
+    """Position of the norms in a Transformer block."""
 
     PRE = "pre"
     """Normalize the input of each sub-layer (GPT-2 and later)."""
     POST = "post"
-    """Normalize the sum of each sub-layer and its residual (arXiv:1706.03762, BERT, lecture E)."""
+    """Normalize the sum of the output of each sub-layer and the residual stream (arXiv:1706.03762, BERT, lecture E)."""
 
 
 class Activation(StrEnum):
@@ -57,7 +57,7 @@ class SinusoidStyle(StrEnum):
     INTERLEAVED = "interleaved"
     """sin, cos, sin, cos, …, where pair i = 0, 1, … has frequency 10000^(−2i/d) (lecture B, arXiv:1706.03762)."""
     INTERLEAVED_FROM_ONE = "interleaved-from-one"
-    """The same with i = 1, 2, …, d/2 (lecture E)."""
+    """Same as `INTERLEAVED`, but with i = 1, 2, …, d/2 (lecture E)."""
     HALVES = "halves"
     """All sines, then all cosines (Marian)."""
 
@@ -89,7 +89,7 @@ class AttentionKernel(StrEnum):
 
 
 class OptimizerKind(StrEnum):
-    """Optimizer of training."""
+    """Optimizer used for training."""
 
     ADAMW = "adamw"
     MUON = "muon"
@@ -109,7 +109,7 @@ class ScheduleKind(StrEnum):
 
 
 class Precision(StrEnum):
-    """Numeric precision of training."""
+    """Numeric precision used for training."""
 
     AUTO = "auto"
     """bf16 on a GPU and fp32 on a CPU."""
@@ -132,7 +132,7 @@ class TokenizerKind(StrEnum):
 
 
 class SpecialTokenStyle(StrEnum):
-    """Special tokens of a new tokenizer and the template in which it encodes texts."""
+    """Special tokens of a new tokenizer, and the template that adds them to encoded texts."""
 
     GPT = "gpt"
     """<|endoftext|> only. Texts are encoded without special tokens."""
@@ -161,9 +161,9 @@ class ProblemType(StrEnum):
     SINGLE_LABEL = "single-label"
     """Exactly one of several classes (softmax)."""
     MULTI_LABEL = "multi-label"
-    """Any number of labels (a sigmoid for each one)."""
+    """Any number of labels, each with its own sigmoid."""
     REGRESSION = "regression"
-    """A number without an activation function."""
+    """A single number, without an activation function."""
 
 
 class PoolerActivation(StrEnum):
@@ -185,7 +185,7 @@ class Pooling(StrEnum):
 
 
 class AlignmentLayerAveraging(StrEnum):
-    """Cross-attention weights that are averaged into a word alignment."""
+    """Which cross-attention weights are averaged to compute a word alignment."""
 
     ALL = "all"
     """All heads of all layers."""
@@ -194,7 +194,7 @@ class AlignmentLayerAveraging(StrEnum):
 
 
 class AttentionStack(StrEnum):
-    """Stack of attention layers in a model: the only one, or one of those of an encoder–decoder."""
+    """Stack of attention layers in a model. GPT and BERT have only one stack, but encoder–decoders have several."""
 
     SELF = "self"
     """Self-attention of a GPT or BERT."""
@@ -207,20 +207,20 @@ class AttentionStack(StrEnum):
 
 
 class HeadPattern(StrEnum):
-    """Attention pattern of a head. `inspection.heads` defines how each one is measured."""
+    """Attention pattern of a head. `inspection.heads` defines how each pattern is measured."""
 
     PREVIOUS = "previous-token"
-    """The previous token."""
+    """The head attends to the previous token."""
     FIRST = "first-token"
-    """The first token, an attention sink."""
+    """The head attends to the first token, which serves as an attention sink."""
     DELIMITER = "delimiter"
-    """Punctuation and separator tokens."""
+    """The head attends to punctuation and separator tokens."""
     BAG = "bag-of-words"
-    """All tokens equally."""
+    """The head attends to all tokens equally."""
     DUPLICATE = "duplicate"
-    """Other occurrences of the same token."""
+    """The head attends to other occurrences of the same token."""
     INDUCTION = "induction"
-    """The token that followed an earlier occurrence of the same token."""
+    """The head attends to the token that followed an earlier occurrence of the same token."""
 
 
 class ViewKind(StrEnum):
@@ -239,20 +239,20 @@ class ViewKind(StrEnum):
 
 
 class CheckStatus(StrEnum):
-    """Result of a check of `qkv verify`."""
+    """Result of a `qkv verify` check."""
 
     PASSED = "passed"
     FAILED = "failed"
     NOT_CHECKED = "not checked"
-    """The check does not apply to the model, or its requirements are missing. A reason is reported."""
+    """The check does not apply to the model, or a dependency is missing. The result contains the reason."""
 
 
 class InferenceDType(StrEnum):
-    """Data type of the weights and activations in inference."""
+    """Data type of the weights and activations during inference."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    """Half the memory and faster matmuls on a GPU, with about three significant digits."""
+    """Uses half the memory and speeds up matmuls on a GPU, with a precision of about three significant digits."""
 
 
 class ProfileCategory(StrEnum):

@@ -43,4 +43,4 @@ DenseMask = Bool[Tensor, "#batch #head #query key"]
 """True where the query may attend to the key."""
 
 IGNORE_INDEX = -100
-"""Target of positions without a prediction target, as in `torch.nn.functional.cross_entropy(ignore_index=-100)`."""
+"""Target id of positions that do not contribute to the loss, as in `torch.nn.functional.cross_entropy`."""

@@ -10,7 +10,7 @@ import qkv
 from qkv.cli import main
 from qkv.errors import InputError
 
-INFO = SimpleNamespace(name="soft", title="A soft dict", lectures=("C", "E"), rows=("1.1",), module="soft")
+INFO = SimpleNamespace(name="soft", title="A soft dict", lectures=("C", "E"), mission_rows=("1.1",), module="soft")
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_a_run_folder_and_files_are_compared_in_one_table_and_one_plot(tmp_path,
     [
         (["no-separator"], "no-separator: "),
         (["a=gone"], "a=gone: "),
-        (["a=x", "a=y"], "2 systems have 1 names"),
+        (["a=x", "a=y"], "expected 2 different names, got 1"),
         (["a=x", "--peer", "b"], "--peer b: "),
     ],
 )

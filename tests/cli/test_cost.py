@@ -137,8 +137,8 @@ def test_a_config_with_a_quadrillion_parameters_is_estimated(tmp_path):
         (["gpt2", "--batch-size", "-1"], "--batch-size -1: "),
         (["gpt2", "--batch-size", "0"], "--batch-size 0: .* 1"),
         (["gpt2", "--seq-len", "1.5"], "--seq-len 1.5: "),
-        (["gpt2", "--seq-len", "1" + "0" * 30], "seq_len=1000000000000000000000000000000"),
-        (["gpt2", "--seq-len", "2000"], "seq_len=2000.*context_length=1024"),
+        (["gpt2", "--seq-len", "1" + "0" * 30], "seq_len .*got 1000000000000000000000000000000"),
+        (["gpt2", "--seq-len", "2000"], "seq_len .*context_length=1024, got 2000"),
         (["gpt3x"], "gpt3x: .*'gpt3'"),
         (["gpt2", "--mode", "fly"], "--mode fly: .*train, forward"),
         (["gpt2", "--dtype", "int8"], "--dtype int8: .*float32"),
@@ -157,11 +157,11 @@ def test_a_config_with_a_quadrillion_parameters_is_estimated(tmp_path):
         (["plan", "--tokens", "1B", "--device", "h200"], "--params and --model"),
         (["plan", "--params", "1B", "--device", "h200"], "--tokens"),
         (["plan", "--params", "1B", "--tokens", "1B"], "--device.*a100, h100"),
-        (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params=12 "),
+        (["plan", "--params", "12", "--tokens", "1B", "--device", "h200"], "params .*got 12$"),
         (["plan", "--params", "1e-9", "--tokens", "1B", "--device", "h200"], "--params 1e-9: "),
         (["plan", "--params", "1B", "--tokens", "2,5B", "--device", "h200"], "--tokens 2,5B: "),
         (["plan", "--model", "nothing", "--tokens", "1B", "--device", "h2000"], "'h2000'"),
-        (["plan", "--params", "1e6", "--tokens", "1B", "--device", "l4", "--seq-len", "1e6"], "params=1000000 "),
+        (["plan", "--params", "1e6", "--tokens", "1B", "--device", "l4", "--seq-len", "1e6"], "params .*got 1000000;"),
         (
             ["plan", "--params", "1B", "--tokens", "1B", "--device", "l4", "--sharding", "x"],
             "--sharding x: .*ddp, fsdp",
@@ -259,7 +259,7 @@ def test_a_calibration_for_another_device_or_number_of_threads_is_not_used(tmp_p
     save_calibration(make_calibration(device="cpu, 999 threads"), cache / "calibration-other.json")
     with pytest.raises(InputError, match=r"--measure: .*cpu, [0-9]+ threads?.*qkv cost calibrate"):
         run("gpt-nano", "--measure")
-    with pytest.raises(InputError, match=r"other.json: .*cpu, 999 threads.*cpu, [0-9]+ thr"):
+    with pytest.raises(InputError, match=r"other.json: .*cpu, [0-9]+ thr.*cpu, 999 threads"):
         run("gpt-nano", "--measure", "--calibration", str(cache / "calibration-other.json"))
     assert "calibrated" not in json.loads(run("gpt-nano", "--device", "l4", "--dtype", "float32", "--json"))["time"]
     result = json.loads(run("gpt-nano", "--device", "cpu", "--json"))

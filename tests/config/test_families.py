@@ -23,7 +23,7 @@ GPT = {**SMALL, "n_layers": 2}
         ({"positions": "rotary", "d_head": 5}, "rotary.*d_head=5$"),
         ({"positions": "sinusoidal", "d_model": 15}, "sinusoidal.*d_model=15$"),
         ({"positions": "concatenated", "d_model": 15}, "sinusoidal.*d_model=15$"),
-        ({"positions": "relative", "relative_buckets": 6}, r"relative_buckets=6 .*\b4$"),
+        ({"positions": "relative", "relative_buckets": 6}, r"relative_buckets .*\b4, got 6$"),
         (
             {"positions": "relative", "relative_buckets": 32, "relative_max_distance": 16},
             "relative_max_distance=16 .*relative_buckets/2=16$",

@@ -63,15 +63,15 @@ def test_an_invalid_size_is_a_one_line_error(name, size):
 @pytest.mark.parametrize(
     ("name", "settings", "values"),
     [
-        ("gpt2", {"seq_len": 1025}, r"^seq_len=1025\b.*context_length=1024$"),
-        ("t5-small", {"seq_len": 1, "source_len": 513}, r"^source_len=513\b.*context_length=512$"),
-        ("gpt2", {"seq_len": 1, "source_len": 3}, r"^source_len=3\b.*\bgpt\b"),
+        ("gpt2", {"seq_len": 1025}, r"^seq_len .*context_length=1024, got 1025$"),
+        ("t5-small", {"seq_len": 1, "source_len": 513}, r"^source_len .*context_length=512, got 513$"),
+        ("gpt2", {"seq_len": 1, "source_len": 3}, r"^source_len .*\bgpt\b.*, got 3$"),
         ("bert-tiny", {"seq_len": 1, "mode": "decode"}, r"^mode=decode\b.*\bbert\b"),
         ("gpt2", {"seq_len": 1, "mode": "dream"}, "^mode='dream'"),
         ("gpt2", {"seq_len": 1, "mode": "generate"}, "^n_new_tokens.*mode=generate and n_new_tokens=None$"),
         ("gpt2", {"seq_len": 1, "n_new_tokens": 3}, "^n_new_tokens.*mode=forward and n_new_tokens=3$"),
         ("gpt2", {"seq_len": 1, "mode": "generate", "n_new_tokens": 0}, "^n_new_tokens=0: "),
-        ("bert-tiny", {"seq_len": 7, "logits_to_keep": 8}, r"^logits_to_keep=8\b.*\b7\b"),
+        ("bert-tiny", {"seq_len": 7, "logits_to_keep": 8}, r"^logits_to_keep .*\b7\b.*, got 8$"),
         ("gpt2", {"seq_len": 1, "mode": "decode", "n_devices": 2}, "^n_devices .*mode=train.*mode=decode"),
         (
             "gpt2",
@@ -92,7 +92,7 @@ def test_a_non_causal_gpt_has_no_decode_step():
 
 def test_sizes_above_1e15_are_an_error_and_other_large_sizes_are_estimated():
     shape = {"vocab_size": 10**6, "context_length": 10**6, "n_heads": 1000}
-    with pytest.raises(ConfigError, match=r"^d_ff=4000000000000000000000000000000 .*\b1000000000000000\b"):
+    with pytest.raises(ConfigError, match=r"^d_ff .*\b1000000000000000, got 4000000000000000000000000000000$"):
         estimate(GPTConfig(**shape, d_model=10**3, d_ff=4 * 10**30, n_layers=1), batch_size=1, seq_len=1)
     result = estimate(GPTConfig(**shape, d_model=10**6, n_layers=100), batch_size=10**6, seq_len=10**6)
     assert result.parameters.total > 10**15
@@ -132,7 +132,7 @@ def test_a_run_counts_accumulated_batches_and_has_no_time_without_a_rate():
 )
 def test_an_invalid_setting_of_a_run_is_named_in_the_error(invalid):
     (name,) = invalid
-    with pytest.raises(ConfigError, match=f"^{name}="):
+    with pytest.raises(ConfigError, match=f"^{name} must "):
         estimate_run(GPT2, **{"batch_size": 1, "seq_len": 8, "steps": 1, **invalid})
 
 

@@ -11,10 +11,10 @@ H200_PEAK_MIB = {
     "GPT-2 124M": 17_024.0,
     "GPT-2 124M, chunked loss": 16_582.7,
     "GPT-2 medium, checkpointing": 8_169.2,
-    "BERT-base, 77 masked words a row": 8_256.7,
+    "BERT-base, 77 masked tokens per sequence": 8_256.7,
     "GPT-2 124M, float32, eager": 10_800.4,
     "Llama-like, Muon, EMA": 6_371.0,
-    "GPT-2 124M, one short row": 2_113.1,
+    "GPT-2 124M, one short sequence": 2_113.1,
 }
 """Measured on 2026-11-16 (benchmarks/RESULTS.md)."""
 T5_H200_PEAK_MIB = 6_703.0

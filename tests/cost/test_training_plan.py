@@ -27,7 +27,7 @@ def test_a_gpt_config_of_any_size_is_close_to_the_requested_size(n):
 
 @pytest.mark.parametrize("n", [0, 999_999, 10**30])
 def test_sizes_out_of_range_are_an_error(n):
-    with pytest.raises(InputError, match=rf"^params={n} .*\b1000000\b"):
+    with pytest.raises(InputError, match=rf"^params .*\b1000000\b.*, got {n}$"):
         gpt_config_for_size(n)
 
 
@@ -103,11 +103,11 @@ def test_weight_casts_are_blocking_only_if_they_prevent_fitting():
 @pytest.mark.parametrize(
     ("changes", "values"),
     [
-        ({"tokens": 0}, "^tokens=0 "),
-        ({"tokens": 10**30}, "^tokens=1000000000000000000000000000000 "),
-        ({"utilization": 0.0}, "^utilization=0.0 "),
-        ({"utilization": 1.5}, "^utilization=1.5 "),
-        ({"price": -1.0}, "^price=-1.0 "),
+        ({"tokens": 0}, "^tokens .*, got 0$"),
+        ({"tokens": 10**30}, "^tokens .*, got 1000000000000000000000000000000$"),
+        ({"utilization": 0.0}, "^utilization .*, got 0.0$"),
+        ({"utilization": 1.5}, "^utilization .*, got 1.5$"),
+        ({"price": -1.0}, "^price .*, got -1.0$"),
     ],
 )
 def test_invalid_settings_are_named_in_the_error(changes, values):

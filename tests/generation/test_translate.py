@@ -225,7 +225,7 @@ def test_impossible_requests_are_rejected_with_the_actual_values():
         translate_all(model, [[]])
     with pytest.raises(InputError, match=r"source 0: max_new.*\b0\b"):
         translate_all(model, [[3]], max_new=0)
-    with pytest.raises(InputError, match=r"max_new.*\b1 for 2 sources"):
+    with pytest.raises(InputError, match=r"max_new.*\b2 sources, got 1$"):
         translate_ids(model, [[3], [4]], start_id=START_ID, max_new=[5], stop_ids=STOP_IDS)
 
 

@@ -106,7 +106,7 @@ def test_invalid_inputs_raise():
         run_with_cache(example_task("bert").model, example_input("bert"), prefill_length=1)
     with pytest.raises(InputError, match=r"layer 2.*\b2 layers \(0 … 1\)"):
         run_with_cache(example_task("gpt").model, example_input("gpt")).weights(AttentionStack.SELF, 2)
-    with pytest.raises(InputError, match=r"'cross'.*self"):
+    with pytest.raises(InputError, match=r"stack .*self.*'cross'"):
         run_with_cache(example_task("gpt").model, example_input("gpt")).all_weights(AttentionStack.CROSS)
 
 

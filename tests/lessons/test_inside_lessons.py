@@ -14,7 +14,7 @@ def test_the_lesson_on_heads_names_the_best_head_of_each_pattern(run_lesson):
         assert 2 * uniform < score <= 1
     unwrapped = lesson.text.replace("\n", " ")
     assert int(re.search(r"(\d+) of the 48 heads", unwrapped)[1]) >= 1
-    assert float(re.search(r"output\| = (\S+)\.", unwrapped)[1]) < 1e-5
+    assert float(re.search(r"by at most (\S+)\.", unwrapped)[1]) < 1e-5
     detail = lesson.text.split("Query·key")[1]
     weights = [float(row) for row in re.findall(r"(0\.\d{3})$", detail, re.MULTILINE)]
     assert weights == sorted(weights, reverse=True)

@@ -147,7 +147,7 @@ def test_only_trainable_weights_change(tokenizer, tmp_path, settings, is_trainab
 def test_freezing_too_many_layers_raises_an_error(tokenizer):
     inputs = prepare_inputs(tokenizer, freeze=3)
     model, _ = build_model_and_list_new_weights(inputs.start, inputs.task, inputs.settings, seed=0)
-    with pytest.raises(ConfigError, match=r"freeze=3\b.*\b2\b"):
+    with pytest.raises(ConfigError, match=r"freeze .*\b2\b.*, got 3$"):
         freeze_layers_or_add_lora(model, inputs.settings, seed=0)
 
 
@@ -206,7 +206,7 @@ def test_a_text_that_is_too_long_raises_an_error_or_is_truncated(tokenizer, tmp_
 def test_sampled_rows_are_stratified(classes, n, seed):
     targets = torch.tensor(classes)
     if n > len(classes):
-        with pytest.raises(InputError, match=rf"\b{n}\b.*\b{len(classes)}\b"):
+        with pytest.raises(InputError, match=rf"\b{len(classes)}, got {n}$"):
             sample_rows(ProblemType.SINGLE_LABEL, targets, n, seed=seed)
         return
     rows = sample_rows(ProblemType.SINGLE_LABEL, targets, n, seed=seed)

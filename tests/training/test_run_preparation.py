@@ -127,7 +127,7 @@ def test_missing_text_raises_an_error_before_anything_is_created(tmp_path):
 def test_a_tokenizer_of_another_size_raises_an_error_with_both_sizes(prepared, tmp_path):
     save_tokenizer(prepared.corpus.tokenizer, tmp_path)
     settings = recipe().replace(tokenizer={"path": "tokenizer.json", "vocab_size": 99})
-    with pytest.raises(ConfigError, match=r"vocab_size=99.*tokenizer\.json.*\b16\b"):
+    with pytest.raises(ConfigError, match=r"vocab_size .*\b16\b.*tokenizer\.json, got 99$"):
         prepare(tmp_path, settings)
     matching = recipe().replace(tokenizer={"path": "tokenizer.json", "vocab_size": 16})
     assert prepare(tmp_path, matching).corpus.tokenizer.fingerprint == prepared.corpus.tokenizer.fingerprint
@@ -150,7 +150,7 @@ def test_a_run_starts_with_the_weights_of_the_initial_model(prepared, tmp_path):
         for actual, expected in zip(trainer.model.parameters(), start.parameters(), strict=True)
     )
     other = GPT(GPTConfig(**{**config.model_dump(exclude={"family"}), "n_layers": 1}))
-    with pytest.raises(ConfigError, match=r"n_layers=1.*\b2\b"):
+    with pytest.raises(ConfigError, match=r"n_layers .*\b2\b.*, got 1$"):
         build_cpu_trainer(prepared, start=other)
 
 

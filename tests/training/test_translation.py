@@ -159,7 +159,7 @@ def test_validation_pairs_are_excluded_from_training_and_dropped_pairs_are_repor
     assert not held_out & {corpus.train.text(0, i) for i in range(len(corpus.train))}
     assert "repeated" in corpus.summary
     assert "too long" in corpus.summary
-    assert corpus.summary.endswith("7 held out")
+    assert corpus.summary.endswith("7 held-out pairs")
 
 
 def test_swapped_files_and_unknown_repeats_raise_an_error(tmp_path):

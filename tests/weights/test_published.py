@@ -111,7 +111,7 @@ REJECTED = [
     ({**GPT2, "n_heads": 12}, "n_heads=12.*'n_head'"),
     ({**GPT2, "quantization_config": {"bits": 4}, "more": 1}, r"quantization_config=.*\b1 .*\bmore\)"),
     ({k: v for k, v in GPT2.items() if k != "vocab_size"}, r"^gpt: vocab_size\b"),
-    ({**GPT2, "n_head": 7}, "^n_embd=768.*n_head=7"),
+    ({**GPT2, "n_head": 7}, "^n_embd must .*n_embd=768.*n_head=7"),
     ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
     ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({**LLAMA, "rope_scaling": {"type": "linear"}}, "'linear'"),

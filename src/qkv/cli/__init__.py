@@ -66,9 +66,9 @@ app.add_typer(cost, name="cost")
 
 
 def main() -> None:
-    """Run the command line; without arguments, print the help.
+    """Run the command line, or print the help if there are no arguments.
 
-    Errors of the package are printed on one line, with the exit status described in `qkv --help`.
+    A `QKVError` is printed on one line, and the process exits with the status listed in `qkv --help`.
     """
     try:
         app(sys.argv[1:] or ["--help"], prog_name="qkv")
@@ -92,4 +92,4 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Train, run and inspect Transformer models, and estimate what they cost."""
+    """Train, run and inspect Transformer models, and estimate their cost."""

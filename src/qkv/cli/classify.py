@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 def classify(
     model: ModelArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to classify; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Texts to classify. By default, texts are read from standard input, one per line."),
     ] = None,
     *,
     next_sentence: Annotated[
         bool,
-        typer.Option("--next-sentence", help="Print the probability that the second text of a pair follows the first."),
+        typer.Option(
+            "--next-sentence", help="For each pair, print the probability that the second text follows the first."
+        ),
     ] = False,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
@@ -29,15 +32,15 @@ def classify(
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per text, with the probability of every class.")
+        bool, typer.Option("--json", help="Print one JSON object per text, including the probability of every class.")
     ] = False,
 ) -> None:
     """Classify texts or pairs of texts.
 
-    For each text, prints the class, its probability and the text, separated by tabs. Multi-label models print all
-    labels with a probability of at least 0.5, separated by commas. Regression models print the predicted value and
-    the text. To classify a pair, separate its two texts with a tab. Blank lines are not classified: they are printed
-    as blank lines or, with --json, as objects that contain only the text.
+    For each text, prints the class, its probability and the text, separated by tabs. For multi-label models, prints all
+    labels with a probability of at least 0.5, separated by commas. For regression models, prints the predicted value
+    and the text. To classify a pair, separate its two texts with a tab. Blank lines are not classified. For a blank
+    line, prints a blank line or, with --json, an object that contains only the text.
 
     \b
     Examples:

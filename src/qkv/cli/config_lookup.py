@@ -30,10 +30,10 @@ def resolve_model_config(name: str) -> "ModelConfig":
     if name in shipped_models:
         return _load_config_file(shipped_models[name] / "config.json")
     if path.is_dir():
-        raise InputError(f"{name}: the folder contains neither config.json nor a run (checkpoints/)")
+        raise InputError(f"{name}: the folder contains neither a config.json nor checkpoints of a run")
     hint = did_you_mean_suffix(name, [*PRESETS, *shipped_models])
     raise InputError(
-        f"{name}: not a preset, file, folder or shipped model{hint}; available presets: {', '.join(PRESETS)}"
+        f"{name}: is not a preset, file, folder or shipped model{hint}; available presets: {', '.join(PRESETS)}"
     )
 
 

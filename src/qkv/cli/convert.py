@@ -30,22 +30,22 @@ class ExportDType(StrEnum):
 def convert(
     model: Annotated[
         str,
-        typer.Argument(help="Name of a shipped model, or path to a run folder, model folder, or .gguf or .bin file."),
+        typer.Argument(help="Name of a shipped model, or path of a run folder, model folder, .gguf file or .bin file."),
     ],
-    out: Annotated[Path, typer.Argument(help="Output folder, or output file for gguf. Must not exist.")],
+    out: Annotated[Path, typer.Argument(help="Output folder, or output file with --to gguf. Must not exist.")],
     *,
     to: Annotated[
         ExportFormat,
         typer.Option(
-            help="Output format: hf for Hugging Face transformers, gguf for llama.cpp, ct2 for CTranslate2, int8 for "
-            "the native format with int8 weights."
+            help="Output format: hf (Hugging Face transformers), gguf (llama.cpp), ct2 (CTranslate2) or int8 (qkv's "
+            "own format with int8 weights)."
         ),
     ],
     dtype: Annotated[
         ExportDType | None,
         typer.Option(
-            help="Data type of the stored weights. hf and ct2 support f32 (default) and f16; gguf supports f16 "
-            "(default), f32 and q8_0."
+            help="Data type of the saved weights. The formats hf and ct2 support f32 (default) and f16. The format "
+            "gguf supports f16 (default), f32 and q8_0."
         ),
     ] = None,
 ) -> None:
@@ -59,9 +59,9 @@ def convert(
       qkv convert es-en es-en-ct2 --to ct2
     """
     if out.exists():
-        raise InputError(f"{out}: already exists; choose a new path")
+        raise InputError(f"{out}: the path already exists; choose a new path")
     if to is ExportFormat.INT8 and dtype is not None:
-        raise InputError(f"--dtype {dtype} cannot be combined with --to int8, which always stores int8 weights")
+        raise InputError(f"--dtype {dtype} cannot be combined with --to int8")
     if to in (ExportFormat.HF, ExportFormat.CT2) and dtype is ExportDType.Q8_0:
         raise InputError(f"--dtype q8_0 is not supported by --to {to}; use f32 or f16")
     from qkv.tasks import load_pretrained

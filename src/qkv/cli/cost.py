@@ -25,7 +25,8 @@ DEFAULT_COMMAND = "estimate"
 """Name of the hidden subcommand that is run if the first argument is not a subcommand."""
 DEFAULT_ROOFLINE_DEVICE = "h200"
 EAGER_STEP_NOTE = (
-    "this is the eager implementation; `qkv generate` uses a faster backend with the same results if available"
+    "this is the time of the eager implementation; `qkv generate` uses a faster backend with the same results if one "
+    "is available"
 )
 
 
@@ -39,7 +40,7 @@ class _DefaultCommandGroup(TyperGroup):
 
 
 class _CommandWithoutNameInUsage(SimplifiedMetavarCommand):
-    """The default subcommand; its name is omitted from the usage line."""
+    """The default subcommand, whose name is omitted from the usage line."""
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
@@ -56,7 +57,9 @@ cost = typer.Typer(
 def estimate_cost(
     model: Annotated[
         str,
-        typer.Argument(help="Preset, config.json, run folder, Hugging Face folder, or name of a shipped model."),
+        typer.Argument(
+            help="Name of a preset or shipped model, or path of a config.json, run folder or Hugging Face model folder."
+        ),
     ],
     *,
     batch_size: Annotated[str, typer.Option(metavar="N", help="Batch size.")] = "1",
@@ -64,7 +67,8 @@ def estimate_cost(
         str | None, typer.Option(metavar="N", help="Sequence length in tokens (default: the context length).")
     ] = None,
     source_len: Annotated[
-        str | None, typer.Option(metavar="N", help="Length of the source sequence, for encoder-decoder models.")
+        str | None,
+        typer.Option(metavar="N", help="Length of the source sequence in tokens, for encoder-decoder models."),
     ] = None,
     new_tokens: Annotated[
         str | None, typer.Option(metavar="N", help="Number of new tokens, for --mode generate.")
@@ -75,43 +79,56 @@ def estimate_cost(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="DTYPE", help="Data type: float32, float16, bfloat16 or mixed. By default, depends on the device."
+            metavar="DTYPE", help="Data type: float32, float16, bfloat16 or mixed. The default depends on the device."
         ),
     ] = None,
     kernel: Annotated[
-        AttentionKernel, typer.Option(help="Attention kernel: torch's fused kernel, or explicit scores and softmax.")
+        AttentionKernel,
+        typer.Option(
+            help="Attention kernel: the fused kernel of torch, or an eager implementation that computes scores and "
+            "softmax separately."
+        ),
     ] = AttentionKernel.FUSED,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Device for the lower bound of the time: {COST_DEVICE_NAMES}.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Device for which to compute a lower bound on the time: {COST_DEVICE_NAMES}."
+        ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="Calibration file of `qkv cost calibrate` (default: the newest one that applies)."),
+        typer.Option(
+            help="Calibration file created by `qkv cost calibrate`. By default, the newest applicable file is used."
+        ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Run the workload on this machine and compare it with the prediction.")
+        bool,
+        typer.Option(
+            "--measure", help="Run the workload on this machine, and compare the measured time with the prediction."
+        ),
     ] = False,
     as_lecture: Annotated[
-        bool, typer.Option("--lecture", help="Count without fusion, as in lecture E, and list errors on the slides.")
+        bool,
+        typer.Option(
+            "--lecture", help="Count operations without fusion, as in lecture E, and list the errors on the slides."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    as_latex: Annotated[
-        bool, typer.Option("--latex", help="Print the table of the lecture as LaTeX (booktabs).")
-    ] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print the lecture's table as LaTeX (booktabs).")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Plot the roofline, the cost by sequence length, the KV cache and a comparison with an RNN "
-            "(.png, .svg or .pdf).",
+            help="Save a figure (.png, .svg or .pdf) with the roofline, the cost by sequence length, the KV cache size "
+            "and a comparison with an RNN.",
         ),
     ] = None,
 ) -> None:
     """Estimate the parameters, FLOPs, memory and time of one step, without building the model.
 
-    The time is reported as a lower bound (with --device), as a prediction (if this machine has been calibrated) and as
-    a measurement (with --measure). `qkv cost plan` estimates a complete training run. `qkv cost calibrate` measures
-    the kernels of this machine.
+    Prints a lower bound on the time (with --device), a predicted time (if this machine has been calibrated) and a
+    measured time (with --measure). `qkv cost plan` estimates a complete training run. `qkv cost calibrate` measures the
+    kernels of this machine.
 
     \b
     Examples:
@@ -167,7 +184,7 @@ def _plot_cost_to_file(estimate: "Estimate", device: "DeviceSpec | None", path: 
     from qkv.inspection.figures import save_figure
 
     if device is None:
-        print_status(f"--plot: no --device given, using the roofline of {DEFAULT_ROOFLINE_DEVICE}")
+        print_status(f"--plot: using the roofline of {DEFAULT_ROOFLINE_DEVICE} because --device was not given")
     save_figure(plot_cost_overview(estimate, device or find_device(DEFAULT_ROOFLINE_DEVICE)), path)
 
 
@@ -184,7 +201,7 @@ def _build_workload(
         if settings[name] is not None and settings[name] not in tuple(choices):
             raise InputError(f"--{name} {settings[name]}: must be one of {', '.join(choices)}")
     if "seq_len" not in sizes:
-        # The prompt of a generation must leave space for the new tokens.
+        # The prompt must leave space in the context for the new tokens.
         sizes = {**sizes, "seq_len": max(1, config.context_length - sizes.get("n_new_tokens", 1) + 1)}
     if device is not None:
         settings = {**settings, "device_type": device.device_type}
@@ -196,7 +213,7 @@ def _build_workload(
 def _load_applicable_calibration(
     path: Path | None, workload: "Workload", *, device: str | None
 ) -> "Calibration | None":
-    """Load the given calibration, which must apply to the workload, or the newest one that does."""
+    """Load the given calibration, which must apply to the workload, or the newest calibration that applies."""
     from qkv.cost.calibration import find_newest_calibration, load_calibration
 
     if path is None:
@@ -205,7 +222,8 @@ def _load_applicable_calibration(
     calibration.check_precision(workload.mode, workload.dtype)
     if device is not None and not calibration.is_for_device(device):
         raise InputError(
-            f"{path}: is a calibration of {calibration.device}, expected {device}; create one with: qkv cost calibrate"
+            f"{path}: must be a calibration of {device}, got a calibration of {calibration.device}; create one with: "
+            "qkv cost calibrate"
         )
     return calibration
 
@@ -213,7 +231,7 @@ def _load_applicable_calibration(
 def _bound_and_predicted_times(
     estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None"
 ) -> dict[str, Any]:
-    """Compute the roofline bound and the calibrated prediction, as far as they are available."""
+    """Compute the roofline bound (with a device) and the prediction (with a calibration)."""
     from qkv.cost.prediction import predict_time
     from qkv.cost.roofline import roofline_bound
 
@@ -242,7 +260,7 @@ def _measure_and_compare_with_prediction(
         raise InputError("--measure does not support --mode generate; use --mode prefill or --mode decode")
     if calibration is None:
         raise InputError(_missing_calibration_message(estimate.workload, device))
-    retain_freed_memory()  # as during the calibration
+    retain_freed_memory()  # as in the calibration
     timer = Timer(select_device(calibration.kind))
     model = build_random_model(estimate.config, timer.device, estimate.workload.dtype)
     step = configure_model_and_build_step(model, estimate.workload)
@@ -266,7 +284,7 @@ def _missing_calibration_message(workload: "Workload", device: str) -> str:
     from qkv.cost import Mode, Precision
 
     is_training = workload.mode is Mode.TRAIN
-    # Data types of workloads, and the data type to calibrate for each.
+    # Maps the data type of a workload to the data type that must be calibrated for it.
     calibrated_dtypes = {
         dtype.training_precision if is_training else dtype: dtype for dtype in (Precision.FLOAT32, Precision.BFLOAT16)
     }

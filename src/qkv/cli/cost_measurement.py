@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def validated_measurement_device_name(estimate: "Estimate", requested_device: "DeviceSpec | None") -> str:
     """Return the full name of this machine's device.
 
-    Raises `InputError` if it is not the requested device or does not have enough memory for the workload.
+    Raises `InputError` if the device is not the requested one or does not have enough memory for the workload.
     """
     from qkv.cli.device_options import select_device
     from qkv.cost.devices import USABLE_MEMORY_FRACTION, matches_device
@@ -25,7 +25,7 @@ def validated_measurement_device_name(estimate: "Estimate", requested_device: "D
     device = select_device("cpu" if requested_device is not None and requested_device.name == "cpu" else "auto")
     name = gpu_name_or_cpu_threads(device)
     if requested_device is not None and not matches_device(requested_device.name, name):
-        raise InputError(f"--measure: cannot measure {requested_device.name}, because this machine's device is {name}")
+        raise InputError(f"--measure: requires {requested_device.name}, but the device of this machine is {name}")
     total, peak = total_memory(device), estimate.memory.peak
     if total is not None and peak > USABLE_MEMORY_FRACTION * total:
         required, available, usable = (format_bytes(int(n)) for n in (peak, total, USABLE_MEMORY_FRACTION * total))
@@ -34,7 +34,7 @@ def validated_measurement_device_name(estimate: "Estimate", requested_device: "D
 
 
 def total_memory(device: "torch.device") -> int | None:
-    """Return the memory of a device in bytes, or None if the system does not provide it."""
+    """Return the memory of a device in bytes, or None if it is unknown."""
     if device.type == "cuda":
         import torch
 

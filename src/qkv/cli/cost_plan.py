@@ -20,7 +20,10 @@ def plan(
         str | None, typer.Option(metavar="N", help="Number of parameters of a GPT, such as 124M or 7B.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Model, as for `qkv cost`, instead of --params.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Model to train, specified as for `qkv cost`. Cannot be combined with --params."
+        ),
     ] = None,
     tokens: Annotated[str | None, typer.Option(metavar="N", help="Number of training tokens, such as 2.5B.")] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help=f"Device: {COST_DEVICE_NAMES}.")] = None,
@@ -28,12 +31,19 @@ def plan(
         str | None, typer.Option(metavar="N", help="Sequence length in tokens (default: the context length).")
     ] = None,
     gpus: Annotated[str, typer.Option(metavar="N", help="Number of devices.")] = "1",
-    sharding: Annotated[str, typer.Option(metavar="ddp|fsdp", help="Parallelism across devices: ddp or fsdp.")] = "ddp",
+    sharding: Annotated[
+        str,
+        typer.Option(
+            metavar="ddp|fsdp",
+            help="Parallelism across devices: ddp (each device has a full copy of the model) or fsdp (the model is "
+            "sharded across devices).",
+        ),
+    ] = "ddp",
     utilization: Annotated[
         float | None,
-        typer.Option(help="Fraction of the peak FLOP/s that training reaches (MFU). By default, a typical value."),
+        typer.Option(help="Fraction of the peak FLOP/s that training reaches (MFU). The default is a typical value."),
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Price per device-hour.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of one device per hour.")] = None,
     activation_checkpointing: Annotated[
         bool,
         typer.Option("--activation-checkpointing", help="Recompute activations in the backward pass to save memory."),
@@ -42,7 +52,7 @@ def plan(
 ) -> None:
     """Estimate the time, memory, maximum batch size and price of a training run.
 
-    If the model does not fit into memory, this is reported first, together with settings that would fit.
+    If the model does not fit into memory, the output begins with this fact and suggests settings that would fit.
 
     \b
     Examples:
@@ -61,7 +71,7 @@ def plan(
     if tokens is None:
         raise InputError("--tokens is required, for example --tokens 2.5B")
     if device is None:
-        raise InputError(f"--device is required: one of {COST_DEVICE_NAMES}")
+        raise InputError(f"--device is required; it must be one of {COST_DEVICE_NAMES}")
     if sharding not in tuple(Sharding):
         raise InputError(f"--sharding {sharding}: must be one of {', '.join(Sharding)}")
     # Validate all options before loading a model config.
@@ -96,13 +106,13 @@ def calibrate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Output file (default: in the user's cache folder).")
+        Path | None, typer.Option(metavar="FILE", help="Output file. By default, a file in the user's cache folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure the kernels of this machine, so that `qkv cost` can predict times.
+    """Measure the kernels of this machine so that `qkv cost` can predict times.
 
-    Takes about a minute. The machine should be idle in the meantime.
+    Calibration takes about a minute, during which the machine should be idle.
 
     \b
     Examples:

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 LECTURE_HEADER = ("operation", "lecture E", "FLOPs", "lecture E: IO", "elements moved, unfused", "FLOPs/byte")
 COST_HEADER = ("operation", "complexity", "FLOPs", "share", "bytes moved", "FLOPs/byte")
-COMPLEXITY_LEGEND = "Complexity: b is the batch size, n the sequence length, d the model width and m the source length."
+COMPLEXITY_LEGEND = (
+    "In the complexity terms, b is the batch size, n the sequence length, d the model width and m the source length."
+)
 
 
 def lecture_cells(row: "LectureRow") -> list[str]:
-    """Format a row with the terms of lecture E."""
+    """Format a row with the O(·) terms of lecture E."""
     order, io_order = (f"O({order})" if order else "" for order in (row.order, row.io_order))
     return [row.name, order, f"{row.flops:,}", io_order, f"{row.unfused_elements:,}", f"{row.intensity:.3g}"]
 
@@ -27,8 +29,8 @@ def cost_cells(row: "LectureRow", total: "LectureRow") -> list[str]:
     from qkv.cost.units import format_bytes
 
     share = f"{row.flops / total.flops:.0%}" if row.flops else ""
-    # The lecture's factor of 16 assumes a feed-forward that is four times as wide as the model; the complexity does not
-    # depend on it.
+    # The lecture's factor of 16 assumes a feed-forward layer four times as wide as the model. The complexity does not
+    # depend on this factor.
     order = row.order.lstrip("0123456789")
     return [
         row.name,
@@ -50,7 +52,7 @@ def format_lecture_tables(tables: "Sequence[LectureTable]") -> list[str]:
 
 
 def format_cost_tables(tables: "Sequence[LectureTable]", device: "DeviceSpec | None", peak_flops: float) -> list[str]:
-    """Format the costs of the workload's kernels; with a device, also what limits each operation."""
+    """Format the costs of the workload's kernels and, with a device, what limits each operation."""
     lines: list[str] = []
     for table in tables:
         table_rows = (*table.rows, table.total)
@@ -144,7 +146,7 @@ def format_training_plan(plan: "TrainingPlan") -> list[str]:
     else:
         usable = format_bytes(int(device.usable_memory))
         reason = (
-            f"one sequence of {plan.seq_len:,} tokens requires {required} per device, which has {available} "
+            f"one sequence of {plan.seq_len:,} tokens requires {required} per device, but each device has {available} "
             f"({usable} usable)"
         )
         rows = [("does not fit", reason), ("would fit", _suggest_fitting_options(plan)), *rows]
@@ -161,7 +163,7 @@ def format_training_plan(plan: "TrainingPlan") -> list[str]:
 
 
 def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
-    """Format the time of a plan and what limits it."""
+    """Format the time of a plan and the resource that limits it."""
     from qkv.cost.units import format_duration
 
     utilization = f"at {plan.utilization:.0%} of the peak"
@@ -172,7 +174,7 @@ def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
         "kernels": "reading and writing each device's memory",
     }[plan.bound_by]
     compute = f"{format_duration(plan.compute_seconds)} {utilization}"
-    return f"{format_duration(plan.seconds)}, limited by {bottleneck}; compute alone takes {compute}"
+    return f"{format_duration(plan.seconds)}, limited by {bottleneck}; computation would take {compute}"
 
 
 def _suggest_fitting_options(plan: "TrainingPlan") -> str:
@@ -211,8 +213,8 @@ def format_memory_warning(estimate: "Estimate", device: "DeviceSpec | None") -> 
     )
     return [
         (
-            f"does not fit      requires {peak}, but {device.name} has {available} ({usable} usable); "
-            "the times below assume that it fits"
+            f"does not fit      requires {peak}, but {device.name} has {available} ({usable} usable); the times below "
+            "ignore this limit"
         )
     ]
 
@@ -223,7 +225,7 @@ def format_times_and_operation_comparison(times: dict[str, Any]) -> list[str]:
     if "bound" in times:
         bound = times["bound"]
         lines.append(
-            f"time, bound       {_format_seconds(bound['seconds'])} on {bound['device']} if every kernel ran at peak "
+            f"time, bound       {_format_seconds(bound['seconds'])} on {bound['device']} if every kernel runs at peak "
             f"speed (limited by compute for {bound['compute_bound_fraction']:.0%} of the time, otherwise by memory)"
         )
     if "calibrated" in times:

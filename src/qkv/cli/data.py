@@ -39,12 +39,14 @@ data.command(cls=SimplifiedMetavarCommand)(split)
 @data.command(cls=SimplifiedMetavarCommand)
 def prepare(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders; - is standard input.")
+        list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders. Use - for standard input.")
     ],
     *,
     out: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Output folder. Must be new, empty, or an unfinished store to resume."),
+        typer.Option(
+            metavar="FOLDER", help="Output folder. Must be new or empty, or contain an unfinished store to resume."
+        ),
     ],
     tokenizer: Annotated[
         Path | None,
@@ -61,16 +63,19 @@ def prepare(
         bool, typer.Option("--sentences", help="Split documents into sentences, as required for BERT pre-training.")
     ] = False,
     field: Annotated[
-        str, typer.Option(help="Text field: key in .jsonl files, column name or number in tables.")
+        str,
+        typer.Option(help="Field that contains the text: a key in .jsonl files, or a column name or number in tables."),
     ] = "text",
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of threads (default: number of cores).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of threads (default: the number of cores).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tokenize texts into a memory-mapped token store.
 
-    Supports .txt (documents separated by <|endoftext|> lines), .jsonl, .csv and .tsv files, each optionally
-    compressed (.gz, .xz, .zst). If the command is interrupted, run it again to continue after the last finished
-    shard. The result is byte-identical to that of an uninterrupted run.
+    Supports .txt files (with documents separated by <|endoftext|> lines), .jsonl, .csv and .tsv files. Files can be
+    compressed (.gz, .xz, .zst). If the command is interrupted, run it again to continue after the last finished shard.
+    The result is byte-identical to the result of an uninterrupted run.
 
     \b
     Examples:
@@ -127,23 +132,28 @@ def _print_store_summary(store: "TokenStore", *, as_json: bool) -> None:
 
 @data.command("show", cls=SimplifiedMetavarCommand)
 def show_batch(
-    store: Annotated[Path, typer.Argument(help="Folder created by `qkv data prepare`, or run folder.")],
+    store: Annotated[Path, typer.Argument(help="Folder created by `qkv data prepare`, or a run folder.")],
     *,
     batch: Annotated[int, typer.Option(min=0, help="Index of the batch, starting at 0.")] = 0,
     seed: Annotated[
-        int, typer.Option(min=0, help="Random seed for the order of examples, the sentence pairs and the masking.")
+        int,
+        typer.Option(
+            min=0, help="Random seed for the order of examples, the choice of sentence pairs and the masking."
+        ),
     ] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of rows in the batch.")] = 1,
     seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens per row.")] = 32,
     packed: Annotated[
-        bool, typer.Option("--packed", help="Restrict attention to one document, and show the document of each token.")
+        bool, typer.Option("--packed", help="Restrict attention to one document, and print the document of each token.")
     ] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Verify the checksums of all files first.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify the checksums of all files before printing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
 ) -> None:
     """Print a training batch token by token, with the targets and documents.
 
-    For a store of sentences (prepared with --sentences, or a BERT run), prints sentence pairs and masked tokens.
+    For a store prepared with --sentences or a BERT run, prints sentence pairs and masked tokens.
 
     \b
     Examples:
@@ -191,15 +201,17 @@ def _load_or_train_tokenizer(
     from qkv.text import load_tokenizer
 
     if tokenizer_path is not None and (vocab_size is not None or kind is not None):
-        raise InputError("--tokenizer cannot be combined with --vocab-size or --kind, which train a new tokenizer")
+        raise InputError(
+            "--tokenizer cannot be combined with --vocab-size or --kind, which apply only to a new tokenizer"
+        )
     if tokenizer_path is not None:
         return load_tokenizer(tokenizer_path)
     if is_unfinished(resumable_store) and (resumable_store / "tokenizer.json").is_file():
         return load_tokenizer(resumable_store)
     if "-" in files:
         raise InputError(
-            "cannot train a tokenizer on standard input, which can be read only once; train a tokenizer first and pass "
-            "it with --tokenizer"
+            "cannot train a tokenizer on standard input because standard input can be read only once; use an existing "
+            "tokenizer with --tokenizer"
         )
     if not is_unfinished(resumable_store):
         check_output_folder(resumable_store)

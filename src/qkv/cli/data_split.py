@@ -11,7 +11,8 @@ def split(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="Files with one pair per line: source, tab, target. Can be compressed (.gz or .xz)."
+            metavar="FILE",
+            help="Files with one translation pair per line: source, tab, target. Can be compressed (.gz or .xz).",
         ),
     ],
     *,
@@ -22,16 +23,17 @@ def split(
         typer.Option(metavar="FOLDER", help="Output folder for train.tsv, dev.tsv and test.tsv. Must be new or empty."),
     ],
     random: Annotated[
-        bool, typer.Option("--random", help="Split at random, even if pairs in different sets share a sentence.")
+        bool,
+        typer.Option("--random", help="Assign each pair at random, even if pairs in different sets share a sentence."),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Split translation pairs into training, development and test sets without leakage.
 
-    All pairs that share a sentence are assigned to the same set (the split is by connected component). Sentences are
-    compared on both sides, ignoring case and punctuation. With --random, pairs are assigned individually, and the
-    fraction of dev and test pairs that share a sentence with the training set is reported.
+    Pairs that are connected by shared sentences are assigned to the same set. Sentences are compared on both the source
+    and the target side, ignoring case and punctuation. With --random, each pair is assigned individually, and the
+    fraction of development and test pairs that share a sentence with the training set is printed.
 
     \b
     Examples:

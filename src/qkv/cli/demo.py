@@ -16,7 +16,7 @@ DEMO_COMMANDS = (
         'generate stories "One day, a robot found a flower" --max-new-tokens 150 --temperature 0.6',
     ),
     (
-        "A translation with word alignment (1-2: source word 1 is aligned with target word 2, counting from 0)",
+        "A translation with word alignment (1-2 aligns source word 1 with target word 2, counting from 0)",
         'translate es-en "La casa blanca está cerca del río." --alignment',
     ),
     ("A masked word, predicted by a BERT", 'fill bert "She opened the [MASK] and went outside." -n 3'),
@@ -25,7 +25,7 @@ DEMO_COMMANDS = (
         'classify sentiment "a charming and often affecting journey"',
     ),
     (
-        "An estimate of what it costs to train GPT-2",
+        "An estimate of the cost of training GPT-2",
         "cost plan --params 124M --tokens 2.5B --device h200 --price 3.5",
     ),
 )
@@ -42,8 +42,8 @@ def demo(
 ) -> None:
     """Demonstrate the shipped models, then serve the explorer until Ctrl-C is pressed.
 
-    Prints a story, a translation, a filled mask, a classified sentence and a cost estimate, each with the command
-    that produces it.
+    Prints a story, a translation, a masked word, a sentiment and a cost estimate, each with the command that computes
+    it.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def demo(
 
 
 def capture_qkv_output(command_line: str) -> str:
-    """Run a qkv command in this process, so that torch is imported only once, and return its standard output."""
+    """Run a qkv command in this process and return its standard output. Torch is then imported only once."""
     from qkv.cli import app
 
     with redirect_stdout(StringIO()) as output:

@@ -18,18 +18,21 @@ if TYPE_CHECKING:
 
 DeviceOption = Annotated[
     str,
-    typer.Option(metavar="NAME", help="Device to run on: cpu, cuda, or auto, which selects a GPU if one is available."),
+    typer.Option(metavar="NAME", help="Device to run on: cpu, cuda or auto (a GPU if one is available)."),
 ]
 Int8Option = Annotated[
     bool,
-    typer.Option("--int8", help="Quantize weights and activations to int8 (CPU only). Faster, slightly less accurate."),
+    typer.Option(
+        "--int8",
+        help="Quantize weights and activations to int8, which is faster but slightly less accurate (CPU only).",
+    ),
 ]
 DtypeOption = Annotated[InferenceDType, typer.Option(help="Data type of the weights and activations.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """Device and data type with which a command loads a model."""
+    """Device and data type for the model of a command."""
 
     device: str = "auto"
     dtype: InferenceDType = InferenceDType.FLOAT32
@@ -44,7 +47,7 @@ class DeviceOptions:
         return task
 
     def load_task_as_and_print_remarks(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
-        """Load a model that must be of the given task type and print its warnings."""
+        """Load a model, which must be of the given task type, and print its warnings."""
         from qkv.tasks import load_as
 
         task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype)
@@ -58,7 +61,7 @@ def _print_remarks(task: "Task", model: str) -> None:
 
 
 def select_device(name: str) -> "torch.device":
-    """Return the torch device for `cpu`, `cuda` or `auto`; torch is imported only when this is called."""
+    """Return the torch device for `cpu`, `cuda` or `auto`. Torch is imported only when this function is called."""
     from qkv.tasks.devices import resolve_device
 
     return resolve_device(name)

@@ -34,12 +34,12 @@ def distributed_context(device: "torch.device", sharding: str | None) -> "Iterat
 
 
 def require_single_process(command: str, device: "torch.device") -> None:
-    """Raise `InputError` under torchrun with several processes, which would all write to the same folder."""
+    """Raise `InputError` if torchrun started several processes, which would all write to the same folder."""
     with distributed_context(device, None) as (distributed, _):
         if distributed.world_size > 1:
             raise InputError(
-                f"qkv {command} supports only one process, but torchrun started {distributed.world_size}; "
-                "run it without torchrun"
+                f"qkv {command} supports only one process, but torchrun started {distributed.world_size}; run the "
+                "command without torchrun"
             )
 
 
@@ -62,7 +62,7 @@ def _torchrun_context_exiting_on_errors(
     )
 
     def exit_now(message: str, code: int) -> NoReturn:
-        """Exit without cleanup, because collective operations with a failed rank would block forever."""
+        """Exit without cleanup because collective operations with a failed rank would block forever."""
         if message:
             print_status(message)
         sys.stdout.flush()
@@ -85,9 +85,9 @@ def _torchrun_context_exiting_on_errors(
 
 
 def exit_code(error: QKVError) -> int:
-    """Return 1 for failures (disk, training) and 2 for invalid input."""
+    """Return 1 for disk and training errors, and 2 for invalid input."""
     return 1 if isinstance(error, DiskError | TrainingError) else 2
 
 
 def _peer_failure_message(reason: str) -> str:
-    return f"error: {reason}; stopping this run. Resume from the last checkpoint with: qkv train --resume RUN"
+    return f"error: {reason}; this run is stopping. Resume from the last checkpoint with: qkv train --resume RUN"

@@ -21,7 +21,7 @@ EXTRAS = {
     "hub": (("huggingface_hub",), "models from the Hugging Face Hub"),
     "notebook": (("anywidget",), "qkv.explore in notebooks"),
 }
-"""Required packages and purpose of each optional dependency group of pyproject.toml."""
+"""Packages and purpose of each optional dependency group of pyproject.toml."""
 GPT2_TRAINING_FLOPS_PER_TOKEN = 6 * 124e6
 """FLOPs per token of training GPT-2 (124M parameters), without attention scores."""
 TYPICAL_MFU = 0.3
@@ -32,9 +32,9 @@ DiagnosticRow = tuple[str, str, str]
 
 
 def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Report the hardware, versions and optional packages of this machine, and what they mean for performance.
+    """Print the hardware, versions and optional packages of this machine, and how they affect performance.
 
-    Takes a few seconds, because a matrix multiplication is timed.
+    Takes a few seconds because it times a matrix multiplication.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def _environment_rows() -> list[DiagnosticRow]:
     from qkv.data.token_store_writer import available_cores
 
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
-    compile_note = "training.compile=true works" if compiler else "training.compile=true requires one on CPU"
+    compile_note = "training.compile=true works" if compiler else "training.compile=true on a CPU requires a compiler"
     return [
         ("qkv", __version__, ""),
         ("Python", platform.python_version(), sys.executable),
@@ -64,7 +64,7 @@ def _environment_rows() -> list[DiagnosticRow]:
             str(torch.__version__),
             f"uses {torch.get_num_threads()} of {available_cores()} cores (OMP_NUM_THREADS)",
         ),
-        ("OpenMP wait", _openmp_wait_setting(), "spinning of idle threads; reduce it on a busy machine"),
+        ("OpenMP wait", _openmp_wait_setting(), "determines how long idle threads spin; reduce it on a busy machine"),
         ("CPU", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory_summary(), ""),
         ("C++ compiler", compiler or "none", compile_note),
@@ -73,7 +73,7 @@ def _environment_rows() -> list[DiagnosticRow]:
 
 
 def _openmp_wait_setting() -> str:
-    """Return the variable that determines how long OpenMP threads spin; GOMP_SPINCOUNT takes precedence."""
+    """Return the variable that determines how long idle OpenMP threads spin. GOMP_SPINCOUNT takes precedence."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     return next(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
@@ -84,8 +84,8 @@ def _gpu_row() -> DiagnosticRow:
     if not torch.cuda.is_available():
         return (
             "GPU",
-            "none available to torch",
-            "the shipped models run well on a CPU; large models do not",
+            "none found by torch",
+            "the shipped models run well on a CPU, but large models do not",
         )
     properties = torch.cuda.get_device_properties(0)
     others = f" and {torch.cuda.device_count() - 1} more" if torch.cuda.device_count() > 1 else ""
@@ -137,7 +137,7 @@ def _package_version(package: str) -> str | None:
 
 
 def _memory_summary() -> str:
-    """Return the total and available memory, which are known only on Linux."""
+    """Return the total and available memory, which can be determined only on Linux."""
     info = Path("/proc/meminfo")
     if not info.is_file():
         return "unknown on this system"

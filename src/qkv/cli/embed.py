@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def embed(
     model: ModelArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to embed; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Texts to embed. By default, texts are read from standard input, one per line."),
     ] = None,
     *,
     out: Annotated[
@@ -27,15 +28,15 @@ def embed(
     pooling: Annotated[
         Pooling | None,
         typer.Option(
-            help="Pooling of the last hidden states: mean of all tokens, or cls (the first token). Defaults to the "
-            "model's setting, or mean."
+            help="Pooling of the last hidden states: mean (average over all tokens) or cls (the first token). By "
+            "default, the model's setting, or mean if there is none."
         ),
     ] = None,
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Normalize the vectors to length 1. Defaults to the model's setting, or --normalize.",
+            help="Normalize the vectors to length 1. By default, the model's setting, or --normalize if there is none.",
         ),
     ] = None,
     truncate: Annotated[
@@ -48,9 +49,9 @@ def embed(
     """Compute an embedding vector for each text.
 
     Prints one line of numbers per text or, with --out, saves a float32 array with one row per text. Models from
-    sentence-transformers use the pooling, normalization and maximum length specified in their folder, unless they are
-    overridden by options. Blank lines have no vector: they are printed as blank lines, as null with --json, and saved
-    as NaN with --out.
+    sentence-transformers use the pooling, normalization and maximum length specified in their folder unless they are
+    overridden by options. A blank text has no vector. It is printed as a blank line (or as null with --json) or, with
+    --out, saved as a row of NaN.
 
     \b
     Examples:
@@ -85,9 +86,9 @@ def _check_npy_output(out: Path, *, as_json: bool) -> None:
     if as_json:
         raise InputError("--out and --json cannot be combined")
     if out.suffix != ".npy":
-        raise InputError(f"--out {out}: the file name must end in .npy")
+        raise InputError(f"--out {out}: file name must end in .npy")
     if not out.parent.is_dir():
-        raise InputError(f"--out {out}: the folder {out.parent} does not exist")
+        raise InputError(f"--out {out}: folder not found: {out.parent}")
 
 
 def _save_npy_with_nan_rows(vectors: "list[NDArray | None]", out: Path, *, width: int) -> None:

@@ -26,10 +26,14 @@ def evaluate(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="PATH", help="Text files for a GPT or BERT. Documents are separated by <|endoftext|> lines."
+            metavar="PATH",
+            help="Text file for a GPT or BERT. Documents are separated by <|endoftext|> lines. Can be given multiple "
+            "times.",
         ),
     ] = None,
-    pairs: Annotated[Path | None, typer.Option(help="File with translation pairs, one source⇥target per line.")] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(help="File with one translation pair per line: source, tab, target.")
+    ] = None,
     labeled: Annotated[
         Path | None,
         typer.Option(help="File with labeled texts, in the format of `qkv finetune --data`."),
@@ -42,15 +46,15 @@ def evaluate(
         ),
     ] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Second model to compare with. Requires --pairs.")
+        str | None, typer.Option(metavar="MODEL", help="Model to compare with. Requires --pairs.")
     ] = None,
     beam: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of beams; 1 selects greedy decoding (default: 5). Requires --pairs."),
+        typer.Option(min=1, help="Number of beams (default: 5). A single beam is greedy decoding. Requires --pairs."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents (GPT) or pairs.")] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Quantize MODEL to int8 (CPU only). Does not apply to --against.")
+        bool, typer.Option("--int8", help="Quantize MODEL to int8 (CPU only). The model of --against is not quantized.")
     ] = False,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -67,9 +71,8 @@ def evaluate(
 
     For a GPT, each document is scored separately. Bits per byte is the negative log2 probability of all tokens,
     including the end of each document, divided by the number of UTF-8 bytes of the documents without surrounding
-    whitespace. Documents longer than the context are split into overlapping windows, in which only the second half is
-    scored (except in the first window). For a BERT, the masked tokens and sentence pairs are the same in every
-    evaluation.
+    whitespace. Documents longer than the context are split into overlapping windows. In each window except the first,
+    only the second half is scored. For a BERT, every evaluation uses the same masked tokens and sentence pairs.
 
     \b
     Examples:
@@ -130,14 +133,17 @@ def _evaluate_text(
             return _evaluate_language_model(task, files, limit=limit)
         case TextEncoder():
             if limit is not None:
-                raise InputError("--limit requires a GPT; to select the first 100 documents of a file, use FILE[:100]")
+                raise InputError(
+                    "--limit with --text requires a GPT; to select the first 100 documents of a file, use FILE[:100]"
+                )
             if "fill" not in task.capabilities:
                 raise InputError(
-                    f"{model}: has no masked-language-modeling head (it supports: {', '.join(task.capabilities)})"
+                    f"{model}: must have a masked-language-modeling head, got a model that supports only "
+                    f"{', '.join(task.capabilities)}"
                 )
             return _evaluate_masked_language_model(task, files)
         case _:
-            raise InputError(f"{model}: is a translator, which requires --pairs")
+            raise InputError(f"{model}: the evaluation of a translator requires --pairs")
 
 
 def _evaluate_labeled(model: str, file: Path, *, truncate: bool, device_options: DeviceOptions) -> dict[str, Any]:
@@ -154,7 +160,7 @@ def _print_metrics(result: Mapping[str, Any], *, as_json: bool) -> None:
         print(json.dumps(result))
         return
     classes = result.get("classes", [])
-    # For two classes, F1 refers to the second one, so its name is shown.
+    # For two classes, F1 is the score of the second class, whose name is printed.
     metrics = {
         f"f1 of {classes[1]['class']}" if name == "f1" else name: value
         for name, value in result.items()
@@ -181,7 +187,7 @@ def _evaluate_language_model(
     documents = islice(read_documents(files), limit)
     scores = list(track_progress(task.score_documents(documents), "documents"))
     if not scores:
-        raise InputError("the files contain 0 documents, at least 1 is required")
+        raise InputError("--text must contain at least 1 document, got 0")
     total = EvaluationResult(
         loss_sum=sum(score.loss_sum for score in scores),
         n_targets=sum(score.n_targets for score in scores),

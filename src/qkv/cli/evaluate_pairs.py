@@ -1,4 +1,4 @@
-"""Evaluate translation models with BLEU and chrF, for `qkv evaluate --pairs`."""
+"""Evaluate translation models with BLEU and chrF for `qkv evaluate --pairs`."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def evaluate_pairs(
     device_options: DeviceOptions,
     as_json: bool,
 ) -> None:
-    """Translate the sources of a file and print BLEU and chrF, optionally compared with a second model."""
+    """Translate the source sentences of a file and print BLEU and chrF, optionally compared with a second model."""
     from qkv.data.pair_files import PairFile
     from qkv.text.translation_metrics import (
         bleu_by_source_length,
@@ -36,14 +36,14 @@ def evaluate_pairs(
         n_ignored = len(all_pairs) - len(complete_pairs)
         print_status(f"ignored {n_ignored:,} of {len(all_pairs):,} lines with an empty side")
     if not complete_pairs:
-        raise InputError(f"{pairs}: contains 0 pairs, at least 1 is required")
+        raise InputError(f"{pairs}: must contain at least 1 pair, got 0")
     sources, references = [source for source, _ in complete_pairs], [target for _, target in complete_pairs]
     translations = {model: _translate_sources(model, sources, beam, device_options)}
     if against is None:
         scores = {model: score_translations(translations[model], references)}
     else:
         second_name = against if model != against else f"{against} (again)"
-        # Without int8, so that a quantized model can be compared with itself in float32.
+        # Without int8 so that a quantized model can be compared with itself in float32.
         second_options = replace(device_options, int8=False)
         translations[second_name] = _translate_sources(against, sources, beam, second_options)
         scores = compare_with_first_system(translations, references)

@@ -12,11 +12,13 @@ ModelsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL",
-        help="Run folders, model folders or model files to add to the shipped models.",
+        help="Run folders, model folders or model files to open in addition to the shipped models.",
         autocompletion=complete_shipped_names,
     ),
 ]
-PortOption = Annotated[int, typer.Option(metavar="N", help="Port on localhost. Other machines cannot connect to it.")]
+PortOption = Annotated[
+    int, typer.Option(metavar="N", help="Port on localhost. Other machines cannot connect to this port.")
+]
 NoBrowserOption = Annotated[
     bool, typer.Option("--no-browser", help="Print the address without opening it in a browser.")
 ]
@@ -25,8 +27,9 @@ NoBrowserOption = Annotated[
 def explore(models: ModelsArgument = None, *, port: PortOption = 8477, no_browser: NoBrowserOption = False) -> None:
     """Serve the interactive explorer until Ctrl-C is pressed.
 
-    The explorer shows attention, the logit lens, live generation with the KV cache, and costs. The address is printed
-    and opened in a browser if there is one. It contains an access token that is valid only for this session.
+    The explorer shows attention, the logit lens, live generation with the KV cache, and costs. Its address is printed
+    and, if a browser is available, opened there. The address contains an access token that is valid only for this
+    session.
 
     \b
     Examples:
@@ -43,7 +46,7 @@ def explore(models: ModelsArgument = None, *, port: PortOption = 8477, no_browse
     from qkv.serving.standalone_page import PAGE_NOT_BUILT, is_page_built
     from qkv.serving.worker import WorkerClient
 
-    open_listening_socket(port).close()  # report a port in use before any model is loaded
+    open_listening_socket(port).close()  # detects a port in use before any model is loaded
     if not is_page_built():
         print(PAGE_NOT_BUILT, file=sys.stderr)
 

@@ -14,7 +14,8 @@ from qkv.cli.model_argument import ModelArgument
 def fill(
     model: ModelArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts with masks; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Texts with masks. By default, texts are read from standard input, one per line."),
     ] = None,
     *,
     top_k: Annotated[int, typer.Option("--top-k", "-n", min=1, help="Number of predictions per mask.")] = 5,
@@ -28,9 +29,9 @@ def fill(
     """Predict the masked words of each text.
 
     Prints the filled text, followed by the most likely tokens and their probabilities for each mask. The mask token
-    is that of the model's tokenizer: [MASK] for BERT, <mask> for RoBERTa. If a text has several masks, each one is
-    predicted independently. Word continuations (##s) are predicted only directly after a word. Lines without a mask
-    are printed unchanged.
+    depends on the model's tokenizer: [MASK] for BERT, <mask> for RoBERTa. If a text has several masks, each mask is
+    predicted independently. Word continuations (such as ##s) are predicted only directly after a word. Texts without a
+    mask are printed unchanged.
 
     \b
     Examples:

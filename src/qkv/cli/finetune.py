@@ -32,25 +32,32 @@ def finetune(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Models to fine-tune and compare, or a RECIPE.toml.", autocompletion=complete_shipped_names
+            help="Models to fine-tune and compare, or the path of a recipe (RECIPE.toml).",
+            autocompletion=complete_shipped_names,
         ),
     ] = None,
     *,
     data: Annotated[
         Path | None,
-        typer.Option(help="Training data (.tsv, .csv or .jsonl). With a recipe, the folder that contains its files."),
+        typer.Option(
+            help="Training data (.tsv, .csv or .jsonl). With a recipe, the folder that contains its data files."
+        ),
     ] = None,
     evaluation: Annotated[
         Path | None,
-        typer.Option("--eval", help="Evaluation data. By default, a tenth of the training data is held out."),
+        typer.Option("--eval", help="Evaluation data. By default, 10% of the training data is held out."),
     ] = None,
     text_column: Annotated[
         list[str] | None,
-        typer.Option(help="Name or number of the text column. Give it twice for pairs of texts."),
+        typer.Option(help="Name or number of the text column. For pairs of texts, give this option twice."),
     ] = None,
     label_column: Annotated[str | None, typer.Option(help="Name or number of the label column.")] = None,
     problem_type: Annotated[
-        ProblemType, typer.Option(help="Type of problem: one label per text, any number of labels, or a number.")
+        ProblemType,
+        typer.Option(
+            help="Type of problem: one label per text, any number of labels per text, or regression (a number per "
+            "text)."
+        ),
     ] = ProblemType.SINGLE_LABEL,
     max_train_rows: Annotated[
         int | None, typer.Option(min=1, help="Train on a random sample of this many rows.")
@@ -64,7 +71,7 @@ def finetune(
     freeze: Annotated[
         str,
         typer.Option(
-            metavar="N|all", help="Number of lowest layers to freeze, or all to train only the classification head."
+            metavar="N|all", help="Freeze the lowest N layers. With `all`, train only the classification head."
         ),
     ] = "0",
     lora_rank: Annotated[
@@ -72,41 +79,56 @@ def finetune(
     ] = None,
     layer_decay: Annotated[
         float | None,
-        typer.Option(help="Multiply the learning rate by this factor for each layer further down, such as 0.9."),
+        typer.Option(
+            help="Multiply the learning rate of each layer by this factor (such as 0.9) to get the learning rate of "
+            "the layer below."
+        ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Number of runs per model. The table shows the mean ± standard deviation.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of runs per model, each with a different seed. The table shows the mean ± standard deviation.",
+        ),
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the first run.")] = 0,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Number of epochs. By default, depends on the number of rows.")
+        int | None, typer.Option(min=1, help="Number of epochs. The default depends on the number of rows.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Batch size. By default, depends on the number of rows.")
+        int | None, typer.Option(min=1, help="Batch size. The default depends on the number of rows.")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate. By default, depends on the model size.")
+        float | None, typer.Option(help="Learning rate. The default depends on the model size.")
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option(min=1, help="Stop early after this many evaluations (10 per run) without improvement."),
+        typer.Option(
+            min=1, help="Stop early after this many evaluations without improvement. There are 10 evaluations per run."
+        ),
     ] = 5,
     compile_model: Annotated[
-        bool, typer.Option("--compile", help="Compile the model with torch.compile. Slower to start, then faster.")
+        bool,
+        typer.Option(
+            "--compile",
+            help="Compile the model with torch.compile, which takes time at the start but speeds up training.",
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder, which must be new or empty (default: runs/1, runs/2, …).")
+        Path | None,
+        typer.Option(help="Run folder. Must be new or empty. By default, the first unused folder of runs/1, runs/2, …"),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
 ) -> None:
     """Fine-tune one or more models on labeled texts or pairs of texts, and print their scores.
 
-    The data must have a header. The default columns are text and label, or text_a, text_b and label. With
-    --problem-type regression, the default label column is score. Each run keeps its best checkpoint on the evaluation
-    data and saves a confusion matrix (confusion.png). Interrupt a run with Ctrl-C and continue it with --resume. For
-    two classes, f1 refers to the class whose name is shown, and f1 macro is the mean of both classes.
+    The data must have a header. The default columns are text and label, or text_a, text_b and label for pairs. With
+    --problem-type regression, the default label column is score. Each run keeps the checkpoint with the best result on
+    the evaluation data. If each text has one label, the run also saves a confusion matrix (confusion.png). Press Ctrl-C
+    to interrupt a run, and use --resume to continue it. For two classes, f1 is the score of the class named in its
+    column title, and f1 macro is the mean over both classes.
 
     \b
     Examples:
@@ -131,7 +153,7 @@ def finetune(
         if models and models[0].endswith(".toml"):
             allowed = ("models", "data", "out", "device", "as_json")
             reject_other_options(
-                context, allowed, "cannot be combined with a recipe; override its settings like this: epochs=2"
+                context, allowed, "cannot be combined with a recipe; to override a setting, use for example: epochs=2"
             )
             config = load_finetuning(Path(models[0]), tuple(models[1:]))
         else:
@@ -173,7 +195,7 @@ def _build_finetuning_config(
             "a model and --data are required, for example: qkv finetune MODEL --data train.tsv --eval dev.tsv"
         )
     evaluation_file = None if evaluation is None else str(evaluation)
-    # Unset options are omitted, so that the run's config file contains the defaults of FinetuningConfig.
+    # Unset options are omitted so that the run's config file contains the defaults of FinetuningConfig.
     given_settings = {name: value for name, value in settings.items() if value is not None}
     return FinetuningConfig(models=tuple(models), train=str(data), evaluation=evaluation_file, **given_settings)
 
@@ -233,14 +255,14 @@ def _describe_training(result: "FinetuneResult") -> str:
     epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
     if result.steps < (result.planned_steps or 0):
         epochs = (
-            f"stopped early after {result.epochs_completed:.1f} of {epochs}, without improvement since step "
-            f"{result.best_step:,} (--patience)"
+            f"stopped early after {result.epochs_completed:.1f} of {epochs} because there was no improvement after "
+            f"step {result.best_step:,} (--patience)"
         )
     return f"{result.n_train:,} rows, {epochs}, learning rate {result.learning_rate:.2g}"
 
 
 def _metric_title(metric: str, class_names: "Sequence[str]") -> str:
-    """Return the column title of a metric; for two classes, f1 includes the name of its class."""
+    """Return the column title of a metric. For two classes, the title of f1 includes the name of its class."""
     return f"f1 of {class_names[1]}" if metric == "f1" else metric.replace("_", " ")
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from qkv.tasks import Continuation, LanguageModel
 
 DEFAULT_TEMPERATURE = 0.8
-"""Slightly below 1, which gives more coherent text."""
+"""Slightly below 1 for more coherent text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """Options of `qkv generate`. `check` validates them before the model is loaded, which can take long."""
+    """Options of `qkv generate`. Call `check` before loading the model, which can take a long time."""
 
     max_new_tokens: int
     stop: list[str]
@@ -69,11 +69,11 @@ class GenerateOptions:
         if self.beam < 1:
             raise InputError(f"--beam {self.beam}: must be at least 1")
         if self.n_best > self.beam:
-            raise InputError(f"--n-best {self.n_best} must not exceed --beam {self.beam}")
+            raise InputError(f"--n-best {self.n_best}: must not exceed --beam {self.beam}")
         sampling_flags = [f"--{name.replace('_', '-')}" for name in self.sampling_settings]
         flags = sampling_flags + ["--stop"] * bool(self.stop) + output_flags
         if flags:
-            raise InputError(f"--beam does not sample and cannot be combined with {', '.join(flags)}")
+            raise InputError(f"--beam replaces sampling and cannot be combined with {', '.join(flags)}")
 
     @property
     def is_profiled(self) -> bool:
@@ -98,7 +98,7 @@ def generate(
     model: ModelArgument,
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(help="Prompts. If none are given, they are read from standard input, one per line."),
+        typer.Argument(help="Prompts to continue. By default, prompts are read from standard input, one per line."),
     ] = None,
     *,
     max_new_tokens: Annotated[
@@ -106,68 +106,78 @@ def generate(
     ] = 200,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Sampling temperature; 0 selects the most likely token (default: 0.8)."),
+        typer.Option(help="Sampling temperature (default: 0.8). At 0, the most likely token is always chosen."),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample only from the N most likely tokens.")] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Sample only from the smallest set of most likely tokens whose total probability "
-            "reaches X (nucleus sampling)."
+            help="Nucleus sampling: sample only from the smallest set of most likely tokens with a total probability "
+            "of at least X."
         ),
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(help="Exclude tokens whose probability is less than X times that of the most likely token."),
+        typer.Option(
+            help="Exclude tokens whose probability is less than X times the probability of the most likely token."
+        ),
     ] = None,
     typical_p: Annotated[
         float | None,
         typer.Option(
-            help="Locally typical sampling: rank tokens by how close their surprisal is to the entropy of the "
-            "distribution, and sample only from the top-ranked tokens whose total probability reaches X."
+            help="Locally typical sampling: sample only from the tokens whose surprisal is closest to the entropy of "
+            "the distribution, keeping just enough tokens for a total probability of at least X."
         ),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Repetition penalty. Values above 1 discourage repetition.")
+        float | None,
+        typer.Option(help="Penalty for tokens that already occur in the text. Values above 1 discourage repetition."),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Stop when this string is generated; it is not printed. Can be given multiple times."),
+        typer.Option(
+            help="Stop when this string is generated. The string is not printed. Can be given multiple times."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: 0).")] = None,
     beam: Annotated[
         int | None, typer.Option(metavar="N", help="Use beam search with N beams instead of sampling.")
     ] = None,
     n_best: Annotated[
-        int, typer.Option(help="Print the N best texts per prompt; if N > 1, with their scores. Requires --beam.")
+        int,
+        typer.Option(
+            help="Print the N best texts for each prompt. Values above 1 require --beam and also print the scores."
+        ),
     ] = 1,
     length_penalty: Annotated[
         float,
-        typer.Option(help="Length penalty for beam search: the log probability is divided by length^X."),
+        typer.Option(help="Length penalty for beam search: the log probability of a text is divided by length^X."),
     ] = 1.0,
     int8: Int8Option = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
     logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="After the text, print each token with its log probability.")
+        bool, typer.Option("--logprobs", help="After each text, print the log probability of every generated token.")
     ] = False,
     steps: Annotated[
         bool,
         typer.Option(
             "--show-steps",
-            help="Print the most likely tokens at each step, before and after applying the sampling options.",
+            help="For each step, print the most likely tokens and their probabilities before and after applying the "
+            "sampling options.",
         ),
     ] = False,
     profile: ProfileOption = False,
     trace: TraceOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per prompt, with token IDs and log probabilities.")
+        bool,
+        typer.Option("--json", help="Print one JSON object per prompt, including token ids and log probabilities."),
     ] = False,
 ) -> None:
     """Generate text from a prompt.
 
-    Prints the prompt followed by the generated text. If the prompt is empty (""), the model writes a text from the beginning.
+    Prints the prompt followed by the generated text. If the prompt is empty (""), the model starts a new text.
 
     \b
     Examples:
@@ -214,7 +224,7 @@ def generate(
 
 
 def _report_earlier_best_checkpoint(run: Path) -> None:
-    """Report which checkpoint of a run was loaded if the best one is not the last one."""
+    """Print which checkpoint of a run was loaded if the best checkpoint is not the last one."""
     from qkv.cli.progress import print_status
     from qkv.training.run_folder import RunFolder, load_progress
 
@@ -226,16 +236,16 @@ def _report_earlier_best_checkpoint(run: Path) -> None:
         best = load_progress(folder.checkpoint_folder(last), last).best_step
     if best in steps[:-1]:
         print_status(
-            f"{run}: using the checkpoint of step {best:,} of {last:,}, which has the lowest validation loss; "
-            f"the last checkpoint is {folder.checkpoint_folder(last)}"
+            f"{run}: using the best checkpoint (step {best:,} of {last:,}); the last checkpoint is "
+            f"{folder.checkpoint_folder(last)}"
         )
 
 
 def _reject_model_trained_on_single_document(model: str) -> None:
     """Raise `InputError` for an empty prompt if the model was trained on a single document.
 
-    An empty prompt is encoded as the token between two documents. A model trained on one document has never seen a
-    token that follows it, unless the training started from another model's weights.
+    An empty prompt is encoded as the token that separates documents. A model trained on a single document has never
+    seen what follows this token, unless training started from another model's weights.
     """
     from qkv.config import load_recipe
     from qkv.data import TokenStore
@@ -244,7 +254,8 @@ def _reject_model_trained_on_single_document(model: str) -> None:
     is_initialized_from_model = recipe.is_file() and load_recipe(recipe).init_from is not None
     if not is_initialized_from_model and store.is_dir() and TokenStore.open(store).n_documents == 1:
         raise InputError(
-            f"{model}: was trained on 1 document and has not learned how documents begin; a prompt is required"
+            f"{model}: an empty prompt is not supported because the model was trained on only 1 document and has not "
+            "learned how documents begin"
         )
 
 
@@ -287,7 +298,7 @@ def _warm_up_and_print_generation_profile(
     from qkv.cli.profile_report import print_profile
     from qkv.training.profiler import time_then_profile_generation
 
-    # The first call packs the weights and selects kernels. Its result also determines the expected cost.
+    # The first call packs the weights and selects kernels. The lengths of its results determine the expected cost.
     expected = _estimate_single_batch_generation_cost(task, prompts, generate_batch())
     device = task.model.embedding.token.weight.device
     continuations, profile = time_then_profile_generation(generate_batch, device, expected=expected, trace=trace)
@@ -301,7 +312,7 @@ def _warm_up_and_print_generation_profile(
 def _estimate_single_batch_generation_cost(
     task: "LanguageModel", prompts: list[str], continuations: "list[Continuation]"
 ) -> "Estimate | None":
-    """Estimate the cost of one batch; return None for several batches and for int8, which are not modeled."""
+    """Estimate the cost of one batch. Return None for several batches and for int8, which are not modeled."""
     from qkv.cost import Mode, estimate
     from qkv.tasks.language_model import PROMPTS_PER_BATCH
 
@@ -340,7 +351,7 @@ def _print_continuation(
         return
     print(prompt + continuation.text)
     if continuation.finish_reason is FinishReason.CONTEXT:
-        print_status(f"stopped at the model's context length of {task.model.config.context_length} tokens")
+        print_status(f"generation stopped at the model's context length of {task.model.config.context_length} tokens")
     if options.logprobs:
         _print_log_probabilities(task, continuation)
 
@@ -369,7 +380,7 @@ def _continuation_to_dict(task: "LanguageModel", continuation: "Continuation") -
 def _print_stream(task: "LanguageModel", prompts: list[str], options: GenerateOptions) -> None:
     for row, prompt in enumerate(prompts):
         print(prompt, end="", flush=True)
-        # The seed that the prompt has in a batch.
+        # The same seed that the prompt has in a batch.
         sampling = options.sampling_config.replace(seed=options.sampling_config.seed + row)
         for text in task.stream(prompt, max_new=options.max_new_tokens, stop=options.stop, sampling=sampling):
             print(text, end="", flush=True)

@@ -1,4 +1,4 @@
-"""Print the candidates of every decoding step, for `qkv generate --show-steps`."""
+"""Print the candidate tokens of every decoding step for `qkv generate --show-steps`."""
 
 import json
 import unicodedata
@@ -23,7 +23,7 @@ def print_generation_steps(
     sampling: "SamplingConfig",
     as_json: bool,
 ) -> None:
-    """Generate from one prompt after another, with the seed that the prompt has in a batch, and print every step."""
+    """Continue one prompt after another, with the same seeds as in a batch, and print every step."""
     for row, prompt in enumerate(prompts):
         row_sampling = sampling.replace(seed=sampling.seed + row)
         steps = _iter_steps(task, prompt, max_new_tokens=max_new_tokens, stop=stop, sampling=row_sampling)

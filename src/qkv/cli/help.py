@@ -38,10 +38,10 @@ OVERVIEW = {
     ),
     "Export": (("qkv convert stories s.gguf --to gguf", "Convert to another format"),),
 }
-"""Groups of commands on the overview page: an example of each command and its description."""
+"""Groups of commands on the overview page, with an example and a description of each command."""
 EXIT_STATUS = (
-    "Exit status: 0 for success, 1 for a failure (disk, network, failed check), 2 for invalid input, 130 after "
-    "Ctrl-C, 143 after SIGTERM."
+    "Exit status: 0 on success, 1 on failure (disk, network or a failed check), 2 for invalid input, 130 after Ctrl-C "
+    "and 143 after SIGTERM."
 )
 _EXAMPLE_WIDTH = max(len(example) for group in OVERVIEW.values() for example, _ in group)
 _METAVARS = {
@@ -52,11 +52,11 @@ _METAVARS = {
     r"<(path|file|directory)>": "PATH",
     r"<(.+)>": r"\1",
 }
-"""Regular expressions for typer's names of value types, and the names used on the help pages."""
+"""Regular expressions for typer's names of value types, and the names that replace them on the help pages."""
 
 
 class SimplifiedMetavarCommand(TyperCommand):
-    """A command with conventional names for values (N, X, TEXT, PATH) and arguments (MODEL [TEXTS]...) in its help."""
+    """A command whose help uses conventional names for values (N, X, TEXT, PATH) and arguments (MODEL [TEXTS]...)."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - signature of the base class
         return [_format_argument_name(part) for part in super().collect_usage_pieces(ctx)]
@@ -66,7 +66,7 @@ class SimplifiedMetavarCommand(TyperCommand):
 
 
 class OverviewGroup(TyperGroup):
-    """The top-level command: `qkv --help` lists an example of every command, in groups."""
+    """The top-level command. `qkv --help` lists an example of every command, in groups."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         del ctx
@@ -76,11 +76,11 @@ class OverviewGroup(TyperGroup):
                     formatter.write(f"  {example:{_EXAMPLE_WIDTH}}  {description}\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
-        """Write the commands before the options, because most readers look for a command."""
+        """Write the commands before the options because most readers look for a command."""
         self.format_commands(ctx, formatter)
         _write_arguments_and_options(self.get_params(ctx), ctx, formatter)
         formatter.write_paragraph()
-        formatter.write_text("Run `qkv COMMAND --help` for that command's options and more examples.")
+        formatter.write_text("Run `qkv COMMAND --help` to see the options of a command and more examples.")
         formatter.write_text(EXIT_STATUS)
 
 
@@ -110,6 +110,6 @@ def _format_metavar(option: str) -> str:
 
 
 def _simplify_range(text: str) -> str:
-    """Remove the ranges x>=0 and x>=1, which are obvious for counts, and write other lower limits in words."""
+    """Remove the ranges x>=0 and x>=1, which are obvious for counts, and spell out other lower limits."""
     text = re.sub(r"(; )?\bx>=[01](?=\])", "", text).removesuffix("  []")
     return re.sub(r"\bx>=", "at least ", text)

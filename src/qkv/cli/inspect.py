@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MIN_TIMELINE_CHECKPOINTS = 5
-"""With fewer checkpoints, a timeline is hardly informative and a hint is printed."""
+"""With fewer checkpoints, a timeline is not very informative, and a hint is printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,8 @@ class InspectOptions:
 def inspect(
     model: ModelArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to inspect; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Texts to inspect. By default, texts are read from standard input, one per line."),
     ] = None,
     *,
     view: Annotated[ViewKind, typer.Option(help="View to show.")] = ViewKind.HEADS,
@@ -54,26 +55,35 @@ def inspect(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Translation (default: the model's translation), or second text of a pair for a BERT."),
+        typer.Option(
+            help="For a translator, the translation of the text (default: the model's own translation). For a BERT, "
+            "the second text of a pair."
+        ),
     ] = None,
-    stack: Annotated[AttentionStack | None, typer.Option(help="Attention stack, for models that have several.")] = None,
+    stack: Annotated[
+        AttentionStack | None, typer.Option(help="Attention stack to inspect, for models that have several.")
+    ] = None,
     layer: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="0-based layer for the map and neuron views. By default, the map shows the mean over all layers.",
+            help="Layer for the map and neuron views, starting at 0. By default, the map view shows the mean over all "
+            "layers.",
         ),
     ] = None,
     head: Annotated[
         int | None,
         typer.Option(
-            min=0, help="0-based head for the map and neuron views. By default, the map shows the mean over all heads."
+            min=0,
+            help="Head for the map and neuron views, starting at 0. By default, the map view shows the mean over all "
+            "heads.",
         ),
     ] = None,
     query: Annotated[
         str | None,
         typer.Option(
-            help="Query for the views neuron, logit-attribution and effect: a word or position (default: last)."
+            help="Query token for the neuron, logit-attribution and effect views: a word or position (default: the "
+            "last position)."
         ),
     ] = None,
     words: Annotated[bool, typer.Option("--words", help="Merge the tokens of each word in the map view.")] = False,
@@ -83,9 +93,7 @@ def inspect(
             "--no-sink", help="Exclude the first token and special tokens (attention sinks) from the map view."
         ),
     ] = False,
-    pronoun: Annotated[
-        str, typer.Option("--pronoun", metavar="WORD", help="Referring word for the coreference view.")
-    ] = "it",
+    pronoun: Annotated[str, typer.Option("--pronoun", metavar="WORD", help="Pronoun for the coreference view.")] = "it",
     candidates: Annotated[
         str,
         typer.Option(metavar="A,B", help="Words that the pronoun may refer to. Required for the coreference view."),
@@ -96,7 +104,7 @@ def inspect(
             "--top-k",
             "-n",
             min=1,
-            help="Number of predictions or neighbors in the views logit-lens, embeddings and effect.",
+            help="Number of predictions or neighbors in the logit-lens, embeddings and effect views.",
         ),
     ] = 5,
     ablate_head: Annotated[
@@ -107,10 +115,12 @@ def inspect(
         list[str] | None,
         typer.Option(
             metavar="QUERY:KEY",
-            help="Mask attention from this query to this key in every layer. Can be given multiple times.",
+            help="Prevent this query from attending to this key in all layers. Can be given multiple times.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text, with all values.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per text, including all values.")
+    ] = False,
 ) -> None:
     """Inspect the activations of a model on a text, as a table or, with --plot, as a figure.
 
@@ -127,8 +137,8 @@ def inspect(
       effect             effect of --ablate-head and --mask-edge on the predictions
       timeline           attention patterns at every checkpoint of a run
 
-    Tokens are specified by a word or by a position, starting at 0. In a translation, a word refers to the position
-    that has the word as its input or, in the views of predictions, to the position that predicted it.
+    A token is specified by a word or by its position, starting at 0. In a translation, a word refers to the position
+    that has this word as its input. In views of predictions, it refers to the position that predicted the word.
 
     \b
     Examples:
@@ -163,7 +173,7 @@ def inspect(
     task = None if view is ViewKind.TIMELINE else _load_task_and_print_remarks(model)
     for number, text in enumerate(iter_input_texts(texts)):
         if is_blank(text) and plot is not None:
-            raise InputError("--plot: the text is blank")
+            raise InputError("--plot requires a text that is not blank")
         if is_blank(text):
             print(json.dumps({"view": view.value, "text": text}) if as_json else "")
             continue
@@ -237,7 +247,7 @@ def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "M
 
 
 def _build_view_and_describe_changes(task: "Task", options: InspectOptions, text: str) -> "tuple[View, list[str]]":
-    """Run the model on a text and return the view, with descriptions of the interventions not in the view itself."""
+    """Run the model on a text. Return the view, and descriptions of interventions that the view does not contain."""
     from qkv.cli.progress import print_status
     from qkv.inspection import (
         apply_interventions,
@@ -345,7 +355,7 @@ def _parse_interventions(task: "Task", options: InspectOptions, model_input: "Mo
 
 
 def _parse_position_or_word(tokens: "TokenizedText", value: str | None) -> int:
-    """Return the position given as a number or as a word (its last token); by default, the last position."""
+    """Return the position given as a number or as a word (its last token). The default is the last position."""
     from qkv.inspection.validation import check_index
 
     n = len(tokens.ids)
@@ -364,12 +374,12 @@ def _build_checkpoint_timeline(options: InspectOptions, text: str) -> "View":
     run = RunFolder(Path(options.model))
     steps = run.checkpoint_steps()
     if not steps:
-        raise InputError(f"{options.model}: contains no checkpoints; --view timeline requires a run folder")
+        raise InputError(f"{options.model}: --view timeline requires a run folder with checkpoints")
     if len(steps) < MIN_TIMELINE_CHECKPOINTS:
         n_checkpoints = f"{len(steps)} checkpoint{'s' * (len(steps) != 1)}"
         print_status(
-            f"{options.model}: the timeline has only {n_checkpoints}; set training.keep_checkpoints in the recipe to "
-            "keep more"
+            f"{options.model}: the timeline has only {n_checkpoints}; to keep more, increase training.keep_checkpoints "
+            "in the recipe"
         )
     checkpoints = ((step, load(run.checkpoint_folder(step))) for step in steps)
     return checkpoint_timeline(checkpoints, text, options.target, stack=options.stack)

@@ -19,9 +19,9 @@ from qkv.inspection import (
 )
 from qkv.lessons.console import print_matrix, print_section, print_table, print_text
 
-ATTENTION_CAVEAT = "Attention weights are not by themselves an explanation."
+ATTENTION_CAVEAT = "Attention weights by themselves do not explain a prediction."
 N_CONTRIBUTIONS = 15
-"""Number of components listed in a logit attribution; the others are summed."""
+"""Number of components listed in a logit attribution. The other components are summed."""
 
 
 def print_view(view: View, changes: list[str]) -> None:
@@ -83,7 +83,7 @@ def _print_head_patterns(view: HeadsView) -> None:
     )
     counts = ", ".join(f"{pattern} {n}" for pattern, n in zip(PATTERNS, view.n_queries, strict=True))
     print_text(
-        f"Scores are averaged over the tokens that can show the pattern, of {len(view.queries)} in total: {counts}. "
+        f"Each score is averaged over those of the {len(view.queries)} tokens that can show the pattern: {counts}. "
         f"{ATTENTION_CAVEAT}"
     )
 
@@ -119,16 +119,18 @@ def _print_logit_lens(view: LogitLensView) -> None:
 
 
 def _print_coreference(view: CoreferenceView) -> None:
-    print_section(f"Candidates for the reference of {view.pronoun!r}")
+    print_section(f"Candidates that {view.pronoun!r} may refer to")
     columns = view.columns
     rows = [[word, *(values[i] for values in columns.values())] for i, word in enumerate(view.candidates)]
     print_table(["candidate", *columns], rows, digits=3)
     print_text(f"{view.verdict[:1].upper()}{view.verdict[1:]}.")
-    notes = ["Attention, rollout and value-weighted are shares of the attention of the pronoun; higher is better."]
+    notes = [
+        "Attention, rollout and value-weighted are the shares of the pronoun's attention that each candidate receives."
+    ]
     if view.knock_out is not None:
         notes.append(
             f"Knock-out is the change in the log probability (nats) of the following text if {view.pronoun!r} cannot "
-            "attend to the word. The lowest value indicates the reference, because the attention was needed."
+            "attend to the candidate. The lowest value indicates the word that the pronoun refers to."
         )
     for note in (*notes, *view.remarks, ATTENTION_CAVEAT):
         print_text(note)
@@ -167,8 +169,8 @@ def _print_intervention_effect(view: InterventionEffect) -> None:
     rows = [[token, b, a, a - b] for token, b, a in zip(view.tokens, before, after, strict=True)]
     print_table(["token", "before", "after", "change"], rows, digits=3)
     print_text(
-        f"KL(before ‖ after) is {float(view.divergence[view.position]):.4f} nats at this position and "
-        f"{float(view.divergence.max()):.4f} at most."
+        f"KL(before ‖ after) is {float(view.divergence[view.position]):.4f} nats at this position. Its maximum over "
+        f"all positions is {float(view.divergence.max()):.4f} nats."
     )
 
 

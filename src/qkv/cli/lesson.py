@@ -12,14 +12,14 @@ from qkv.errors import InputError
 
 
 def lesson(
-    name: Annotated[str | None, typer.Argument(help="Lesson to run; by default, all lessons are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Lesson to run. By default, all lessons are listed.")] = None,
     *,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Save the lesson's figure to this file.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     run_all: Annotated[
-        bool, typer.Option("--all", help="Run all lessons and print their run times to standard error.")
+        bool, typer.Option("--all", help="Run all lessons, and print their run times to standard error.")
     ] = False,
 ) -> None:
     """List the examples from the lectures, or run one of them.
@@ -36,7 +36,7 @@ def lesson(
         raise InputError("--plot requires the name of one lesson, for example: qkv lesson walkthrough --plot a.png")
     if run_all:
         if name is not None:
-            raise InputError(f"--all runs every lesson and cannot be combined with the lesson name {name!r}")
+            raise InputError(f"--all cannot be combined with the name of a lesson, got {name!r}")
         _run_all_lessons(seed)
     elif name is None:
         _list_lessons()

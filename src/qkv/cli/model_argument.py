@@ -6,7 +6,7 @@ import typer
 
 
 def complete_shipped_names(incomplete: str) -> list[str]:
-    """Complete the names of shipped models for the shell, which completes files and folders itself."""
+    """Complete the names of shipped models. The shell itself completes files and folders."""
     from qkv.zoo import shipped_model_folders
 
     return [name for name in shipped_model_folders() if name.startswith(incomplete)]
@@ -15,7 +15,7 @@ def complete_shipped_names(incomplete: str) -> list[str]:
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="Name of a shipped model, or path to a run folder, Hugging Face folder or model file.",
+        help="Name of a shipped model, or path of a run folder, Hugging Face model folder or model file.",
         autocompletion=complete_shipped_names,
     ),
 ]

@@ -21,7 +21,7 @@ MODELS_TABLE_HEADER = ("NAME", "COMMAND", "PARAMETERS", "ON DISK", "DESCRIPTION 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """A model in the list. The name of a local model is its path."""
+    """An entry of the list. The name of a local model is its path."""
 
     name: str
     task: str
@@ -36,14 +36,14 @@ class ModelEntry:
 def models(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders to search for runs and models; by default, the current folder and runs/."),
+        typer.Argument(help="Folders to search for runs and models. By default, the current folder and runs/."),
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
 ) -> None:
-    """List the shipped models and the runs and models in local folders.
+    """List the shipped models, and the runs and models in local folders.
 
-    Shows the command that uses each model, its size and its scores.
+    For each model, prints a command that uses it, its size and its scores.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def models(
     """
     for folder in folders or ():
         if not folder.is_dir():
-            raise InputError(f"{folder}: not a folder")
+            raise InputError(f"{folder}: must be an existing folder")
     entries = [*_shipped_models(), *_local_models(folders or [Path(), Path("runs")])]
     if as_json:
         for entry in entries:
@@ -80,7 +80,7 @@ def _shipped_models() -> "Iterator[ModelEntry]":
 
 
 def _local_models(folders: list[Path]) -> "Iterator[ModelEntry]":
-    """Yield model folders (weights and a config) and runs, which are described by their newest checkpoint."""
+    """Yield model folders (weights and a config) and runs. A run is described by its newest checkpoint."""
     for parent in folders:
         for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
             newest_checkpoint = max(folder.glob("checkpoints/step-*"), default=folder)
@@ -126,7 +126,7 @@ def _command_for_model(config: "ModelConfig") -> str:
 
 
 def _read_run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[str, float]]:
-    """Return a description and the best validation loss of a run, from its newest checkpoint."""
+    """Return a description of a run and its best validation loss, both from its newest checkpoint."""
     if not progress_file.is_file():
         return "local run", {}
     progress = json.loads(progress_file.read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def _read_run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[
 
 
 def _read_main_finetune_metric(result_file: Path) -> dict[str, float]:
-    """Return the main metric of a fine-tuned run, which is more informative than its loss, or {} for other runs."""
+    """Return the main metric of a fine-tuning run (more informative than the loss), or {} for other runs."""
     if not result_file.is_file():
         return {}
     result = json.loads(result_file.read_text(encoding="utf-8"))

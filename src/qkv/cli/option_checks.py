@@ -17,8 +17,8 @@ else:
 def reject_other_options(context: Context, allowed: Collection[str], reason: str) -> None:
     """Raise `InputError` if an option other than `allowed` was given on the command line.
 
-    Options that are ignored silently would appear to have an effect. Values from environment variables (QKV_DATA) are
-    not rejected, because they are not specific to this call.
+    If such options were silently ignored, users might think that they have an effect. Values from environment variables
+    (QKV_DATA) are not rejected because they are not specific to this call.
     """
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

@@ -13,36 +13,40 @@ if TYPE_CHECKING:
     from qkv.training.profiler import Profile
 
 ProfileOption = Annotated[
-    bool, typer.Option("--profile", help="Print where the time goes and compare the total with the roofline bound.")
+    bool,
+    typer.Option(
+        "--profile", help="Print the time spent in each category of operations, and compare it with the roofline bound."
+    ),
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.json",
-        help="Write a Chrome trace of every operator call (open it at ui.perfetto.dev). Implies --profile.",
+        help="Write a Chrome trace of all operator calls, which can be opened at ui.perfetto.dev. Implies --profile.",
     ),
 ]
 
 FASTER_THAN_BOUND = "—"
 _FASTER_THAN_BOUND_NOTE = (
-    f"{FASTER_THAN_BOUND}: faster than the bound, which assumes that all data is read from main memory. Part of it "
-    "came from a cache or is counted as matrix products (such as the attention of a single token)."
+    f"{FASTER_THAN_BOUND}: faster than the bound, which assumes that all data is read from main memory. Some of the "
+    "data was read from a cache, or some of the work is counted under matrix products (such as the attention of a "
+    "single token)."
 )
 
 
 def check_trace_path(path: Path | None) -> None:
     """Validate the path of `--trace` before any work is done."""
     if path is not None and path.suffix != ".json":
-        raise InputError(f"--trace {path}: the file name must end in .json")
+        raise InputError(f"--trace {path}: file name must end in .json")
     if path is not None and not path.parent.is_dir():
-        raise InputError(f"--trace {path}: the folder {path.parent} does not exist")
+        raise InputError(f"--trace {path}: folder not found: {path.parent}")
 
 
 def print_profile(profile: "Profile", workload: str, *, no_bound_reason: str = "") -> None:
-    """Print the time per category and the fraction of the roofline bound that was reached.
+    """Print the time per category, and the roofline bound as a percentage of that time.
 
-    `workload` describes what was profiled, such as "one step of 4,096 tokens". `no_bound_reason` states why the bound
-    is unknown, if it is.
+    `workload` describes what was profiled, such as "one step of 4,096 tokens". `no_bound_reason` is printed if the
+    bound is unknown.
     """
     from qkv.cost.units import format_bytes, format_flops
 

@@ -1,6 +1,6 @@
 """Status messages and progress bars on standard error.
 
-Progress bars are drawn only on a terminal; nothing is drawn if standard error is redirected.
+Progress bars are drawn only if standard error is a terminal.
 """
 
 import sys
@@ -18,7 +18,7 @@ def print_status(message: str) -> None:
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar and yield a function that updates it, called with (completed, total)."""
+    """Show a progress bar and yield a function of (completed, total) that updates it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

@@ -14,10 +14,13 @@ from qkv.errors import InputError
 def similar(
     model: ModelArgument,
     queries: Annotated[
-        list[str] | None, typer.Argument(help="Query texts; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Query texts. By default, queries are read from standard input, one per line."),
     ] = None,
     *,
-    among: Annotated[Path, typer.Option(metavar="FILE", help="File with the lines to search (.gz and .xz supported).")],
+    among: Annotated[
+        Path, typer.Option(metavar="FILE", help="File with the lines to search. Can be compressed (.gz or .xz).")
+    ],
     top_k: Annotated[int, typer.Option("--top-k", "-n", min=1, help="Number of lines to print per query.")] = 5,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
@@ -27,10 +30,10 @@ def similar(
 ) -> None:
     """Find the lines of a file that are most similar to each query.
 
-    Prints the query, cosine similarity, line number and line, best match first. Blank lines of the file are ignored;
-    for a blank query, a blank line is printed. The results depend on the training of the model: models trained only
-    on masked words (such as the shipped bert) find similar wording, and models from sentence-transformers find similar
-    meaning.
+    For each match, prints the query, cosine similarity, line number and line, best match first. Blank lines of the file
+    are ignored. For a blank query, prints a blank line. The results depend on how the model was trained: models trained
+    only on masked words (such as the shipped bert) find lines with similar wording, and models from
+    sentence-transformers find lines with similar meaning.
 
     \b
     Examples:
@@ -53,7 +56,8 @@ def similar(
     task = DeviceOptions(device=device).load_task_as_and_print_remarks(TextEncoder, model)
     if task.model.config.sentence_embedding is None:
         print_status(
-            f"{model}: not trained to compare texts; the results reflect similar wording rather than similar meaning"
+            f"{model}: the model was not trained to compare texts, so it finds similar wording rather than similar "
+            "meaning"
         )
     max_tokens = task.embedding.max_tokens
     line_batches = encode_in_batches_and_report_truncation(
@@ -81,10 +85,10 @@ def _read_nonblank_lines(file: Path) -> list[tuple[int, str]]:
     from qkv.cli.text_inputs import iter_file_or_stdin_lines
 
     if file.is_dir():
-        raise InputError(f"--among {file}: is a folder, expected a file")
+        raise InputError(f"--among {file}: must be a file, got a folder")
     if not file.is_file():
         raise InputError(f"--among {file}: file not found")
     lines = [(number, text) for number, text in enumerate(iter_file_or_stdin_lines(str(file)), start=1) if text.strip()]
     if not lines:
-        raise InputError(f"--among {file}: contains only blank lines")
+        raise InputError(f"--among {file}: the file contains only blank lines")
     return lines

@@ -1,8 +1,8 @@
 """Read the input texts of a command and process them in batches.
 
 The texts are the command's arguments or, without arguments, the lines of standard input. Commands that print one line
-per text print a blank line for a blank input line, so that input and output lines correspond. `generate` is the
-exception: it treats an empty line as an empty prompt.
+per text print a blank line for a blank text so that the lines of input and output correspond. The exception is
+`generate`, which continues an empty prompt.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 TEXTS_PER_BATCH = 2048
-"""Texts that are sorted by length and processed at a time; a large input would not fit into memory all at once."""
+"""Number of texts that are sorted by length and processed at a time, because a large input may not fit into memory."""
 
 
 def iter_input_texts(arguments: list[str] | None) -> Iterator[str]:
@@ -43,7 +43,9 @@ def iter_file_or_stdin_lines(path: str) -> Iterator[str]:
             yield line.rstrip("\r\n")
     if empty:
         raise InputError(
-            f"{name} is empty and no text was given as an argument" if path == STANDARD_INPUT else f"{name}: is empty"
+            f"no text was given as an argument, and {name} is empty"
+            if path == STANDARD_INPUT
+            else f"{name}: the file is empty"
         )
 
 
@@ -53,13 +55,13 @@ def split_tab_separated_pairs(texts: Iterable[str]) -> "Iterator[TextOrPair]":
         columns = text.split("\t")
         if len(columns) > 2:
             raise InputError(
-                f"text {number} has {len(columns)} columns, expected 1 (a text) or 2 (a pair, separated by a tab)"
+                f"text {number} has {len(columns)} columns, but must have 1 (a text) or 2 (a pair, separated by a tab)"
             )
         yield (columns[0], columns[1]) if len(columns) == 2 else text
 
 
 def escape_newlines(text: str) -> str:
-    """Escape line breaks, so that a text is printed on a single line."""
+    """Escape line breaks so that a text is printed on a single line."""
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
@@ -98,7 +100,7 @@ def encode_in_batches_and_report_truncation(
     max_tokens: int | None = None,
     parse_special_tokens: bool = False,
 ) -> "Iterator[list[EncodedText]]":
-    """Tokenize the texts in batches of `TEXTS_PER_BATCH`; at the end, report how many were truncated."""
+    """Tokenize the texts in batches of `TEXTS_PER_BATCH`, and print how many were truncated."""
     remaining, n_texts, n_truncated = iter(texts), 0, 0
     while batch := list(islice(remaining, TEXTS_PER_BATCH)):
         encoded_batch = task.encode(

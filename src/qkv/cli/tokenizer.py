@@ -13,7 +13,7 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from qkv.text import TokenByteSpan, Tokenizer
 
-TRAINING_CHARACTERS = 100_000_000  # more text makes training slower without making the tokenizer better
+TRAINING_CHARACTERS = 100_000_000  # more text slows down training but does not improve the tokenizer
 
 tokenizer = typer.Typer(
     rich_markup_mode=None,
@@ -31,7 +31,7 @@ tokenizer = typer.Typer(
 @tokenizer.command("train", cls=SimplifiedMetavarCommand)
 def train_and_save(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders; - is standard input.")
+        list[str], typer.Argument(metavar="FILE", help="Text files, tables or folders. Use - for standard input.")
     ],
     *,
     out: Annotated[
@@ -41,11 +41,12 @@ def train_and_save(
     vocab_size: Annotated[int, typer.Option(min=1, help="Maximum vocabulary size, including special tokens.")] = 8192,
     special_tokens: Annotated[
         SpecialTokenStyle | None,
-        typer.Option(help="Set of special tokens. Defaults to the usual set for the algorithm."),
+        typer.Option(help="Set of special tokens. By default, the usual set for the algorithm."),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert texts to lowercase.")] = False,
     field: Annotated[
-        str, typer.Option(help="Text field: key in .jsonl files, column name or number in tables.")
+        str,
+        typer.Option(help="Field that contains the text: a key in .jsonl files, or a column name or number in tables."),
     ] = "text",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -64,7 +65,7 @@ def train_and_save(
         files, kind=kind, vocab_size=vocab_size, style=special_tokens, lowercase=lowercase, field=field
     )
     if trained.vocab_size < vocab_size:
-        print_status(f"the text yields a vocabulary of only {trained.vocab_size} tokens, less than {vocab_size}")
+        print_status(f"the text is only enough for a vocabulary of {trained.vocab_size} tokens instead of {vocab_size}")
     save_tokenizer(trained, out)
     result = {"folder": str(out), "kind": kind.value, "vocab_size": trained.vocab_size}
     result["special_tokens"] = {role.value: token for role, token in trained.special_tokens.items()}
@@ -78,23 +79,26 @@ def train_and_save(
 @tokenizer.command("show", cls=SimplifiedMetavarCommand)
 def show_token_offsets(
     model: Annotated[
-        Path, typer.Argument(help="Name of a shipped model, folder that contains a tokenizer, or tokenizer file.")
+        Path,
+        typer.Argument(help="Name of a shipped model, or path of a tokenizer file or of a folder that contains one."),
     ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to tokenize; by default, read from standard input, one per line."),
+        typer.Argument(help="Texts to tokenize. By default, texts are read from standard input, one per line."),
     ] = None,
     *,
     parse_special_tokens: Annotated[
         bool,
-        typer.Option("--parse-special-tokens", help="Treat <|endoftext|> and similar strings as special tokens."),
+        typer.Option(
+            "--parse-special-tokens", help="Parse <|endoftext|> and similar strings as special tokens instead of text."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
     """Show the tokens of each text.
 
-    Prints one line per text, in which each token is written as "token" id@start:end (byte offsets). Tokens that
-    contain only part of a character are shown as hexadecimal bytes between < and >.
+    Prints one line per text. Each token is printed as "token" id@start:end, where start and end are byte offsets.
+    Tokens that contain only part of a character are printed as hexadecimal bytes between < and >.
 
     \b
     Examples:
@@ -134,11 +138,11 @@ def train_tokenizer_on_files(
 
 
 def check_output_folder(folder: Path) -> None:
-    """Raise `InputError` unless the output folder is new or empty, so that existing files are never overwritten."""
+    """Raise `InputError` if the output folder is not empty, so that existing files are never overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is a file, expected a folder")
+        raise InputError(f"--out {folder}: must be a folder, got a file")
     if folder.is_dir() and (first := next(folder.iterdir(), None)) is not None:
-        raise InputError(f"--out {folder}: the folder is not empty (it contains {first.name}); choose a new folder")
+        raise InputError(f"--out {folder}: must be a new or empty folder, but contains {first.name}")
 
 
 def _format_token_span(span: "TokenByteSpan", text: bytes) -> str:

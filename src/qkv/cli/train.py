@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from qkv.config import Recipe
 
-# Parameters that can be combined with every kind of training.
+# Parameters that are valid for every kind of training.
 _COMMON_PARAMETERS = (
     "kind",
     "files",
@@ -41,14 +41,15 @@ def train(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="`gpt` or `bert` to train on --text, `translate` to train on --pairs, or a RECIPE.toml.",
+            help="What to train: `gpt` or `bert` with --text, `translate` with --pairs, or the path of a recipe "
+            "(RECIPE.toml).",
         ),
     ] = None,
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With gpt or bert: more text files, in addition to --text. With a recipe: overrides of its settings, "
-            "such as training.steps=200."
+            help="With gpt or bert: additional text files. With translate: additional files of pairs. With a recipe: "
+            "settings to override, such as training.steps=200."
         ),
     ] = None,
     *,
@@ -60,56 +61,68 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="File with one pair per line: source, tab, target. Can be compressed (.gz or .xz). Repeatable.",
+            help="File with one translation pair per line: source, tab, target. Can be compressed (.gz or .xz). Can be "
+            "given multiple times.",
         ),
     ] = None,
     target_suffix: Annotated[
         str | None,
         typer.Option(
             metavar="SUFFIX",
-            help="Read the target sentences from a second file, which has this suffix instead of that of the --pairs "
-            "file. For example, `--pairs corpus.es --target-suffix .en` reads them from corpus.en.",
+            help="Read the target sentences from a separate file that is named like the --pairs file but has this "
+            "suffix. The --pairs file then contains only the source sentences. For example, `--pairs corpus.es "
+            "--target-suffix .en` reads the target sentences from corpus.en.",
         ),
     ] = None,
     rnn: Annotated[
-        bool, typer.Option("--rnn", help="For translation, train an RNN with attention instead of a Transformer.")
+        bool, typer.Option("--rnn", help="With translate: train an RNN with attention instead of a Transformer.")
     ] = False,
     next_sentence: Annotated[
         bool,
-        typer.Option("--next-sentence/--no-next-sentence", help="For BERT, also train on next-sentence prediction."),
+        typer.Option("--next-sentence/--no-next-sentence", help="With bert: also train on next-sentence prediction."),
     ] = True,
     minutes: Annotated[
         float | None,
         typer.Option(
             min=0.05,
-            help="Training time in minutes, excluding data preparation. Determines the number of steps, which is "
-            "recalculated if throughput changes during the run (default without --steps: 5, or as in the recipe).",
+            help="Training time in minutes, excluding data preparation. Sets the number of steps, which is adjusted if "
+            "throughput changes during the run. The default is 5 minutes unless the number of steps is set by --steps "
+            "or a recipe.",
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of training steps. With a recipe, use training.steps=N instead.")
+    ] = None,
     init_from: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Model to initialize the weights from.")
+        Path | None,
+        typer.Option(metavar="MODEL", help="Start from the weights of this model instead of random weights."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder; must be new or empty unless --resume-if-exists is set (default: runs/1, runs/2, …)."
+            help="Run folder. Must be new or empty unless --resume-if-exists is set. By default, the first unused "
+            "folder of runs/1, runs/2, …"
         ),
     ] = None,
-    data: Annotated[Path, typer.Option(envvar="QKV_DATA", help="Folder containing the recipe's data files.")] = Path(),
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
+    data: Annotated[
+        Path, typer.Option(envvar="QKV_DATA", help="Folder that contains the recipe's data files.")
+    ] = Path(),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the estimated cost of the run without training.")
+        bool, typer.Option("--dry-run", help="Print the estimated cost of the run and exit without training.")
     ] = False,
     device: DeviceOption = "auto",
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: the recipe's seed, or 0).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed. By default, the seed of the recipe, or 0 without a recipe.")
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
     sharding: Annotated[
         str | None,
         typer.Option(
             "--sharding",
             metavar="ddp|fsdp",
-            help="Parallelism under torchrun: ddp (a full copy per process) or fsdp (sharded parameters).",
+            help="Parallelism under torchrun: ddp (each process has a full copy of the model) or fsdp (the model is "
+            "sharded across processes).",
         ),
     ] = None,
     resume_if_exists: Annotated[
@@ -119,11 +132,12 @@ def train(
     profile: ProfileOption = False,
     trace: TraceOption = None,
 ) -> None:
-    """Train a model on your own text or translation pairs, or follow a recipe (a TOML file of settings).
+    """Train a model on your own texts or translation pairs, or as described by a recipe (a TOML file of settings).
 
-    Ctrl-C or SIGTERM stops a run after saving a checkpoint. With --resume, the run continues and gives exactly the
-    same results as an uninterrupted one. A second signal stops it immediately, without saving.
-    The exit status is 0 for success, 1 for a failure, 2 for invalid input, 130 after Ctrl-C and 143 after SIGTERM.
+    Ctrl-C or SIGTERM saves a checkpoint and stops the run. A second signal stops the run immediately, without saving.
+    Use --resume to continue the run. A resumed run keeps its number of steps and gives exactly the same results as an
+    uninterrupted run. With --minutes, results may differ because an uninterrupted run can still adjust its number of
+    steps. The exit status is 0 on success, 1 on failure, 2 for invalid input, 130 after Ctrl-C and 143 after SIGTERM.
 
     \b
     Examples:
@@ -164,7 +178,7 @@ def train(
             recipe = _load_recipe_with_overrides(context, kind, files or [], init_from=init_from)
         if seed is not None:
             recipe = recipe.replace(training=recipe.training.replace(seed=seed))
-        # All ranks use the folder that rank 0 chose.
+        # All ranks use the folder chosen by rank 0.
         folder = Path(distributed.all_gather_str(str(out or next_run_folder()))[0])
         if dry_run:
             print_dry_run(recipe, rank_device, distributed=distributed, has_time_budget=minutes is not None)
@@ -179,7 +193,7 @@ def train(
 def _reject_options_with_resume(context: Context, run: Path) -> None:
     reason = (
         "cannot be combined with --resume, which keeps the settings of the run. To train longer, increase "
-        f"training.steps in {run}/recipe.toml, or start a new run from its weights with --init-from {run}"
+        f"training.steps in {run}/recipe.toml, or start a new run with --init-from {run}"
     )
     allowed = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
     reject_other_options(context, allowed, reason)
@@ -192,20 +206,20 @@ def _load_recipe_with_overrides(
 
     if path is None:
         raise InputError(
-            "specify what to train: `qkv train gpt --text FILE` (or bert), `qkv train translate --pairs FILE`, "
-            "`qkv train RECIPE.toml` or `qkv train --resume RUN`"
+            "no model to train; use `qkv train gpt --text FILE`, `qkv train bert --text FILE`, `qkv train translate "
+            "--pairs FILE`, `qkv train RECIPE.toml` or `qkv train --resume RUN`"
         )
     if not path.endswith(".toml"):
-        raise InputError(f"'{path}': must be gpt, bert, translate, or the path of a recipe that ends in .toml")
+        raise InputError(f"KIND must be gpt, bert, translate or the path of a recipe (.toml), got '{path}'")
     recipe = load_recipe(path, tuple(overrides))
-    reason = "cannot be combined with a recipe; override its settings like this: training.steps=200"
+    reason = "cannot be combined with a recipe; to override a setting, use for example: training.steps=200"
     reject_other_options(context, (*_COMMON_PARAMETERS, "data"), reason)
     init_from = init_from or (None if recipe.init_from is None else Path(recipe.init_from))
     return recipe if init_from is None else recipe.replace(init_from=str(init_from.resolve()))
 
 
 def _resolve_minutes(minutes: float | None, steps: int | None) -> float | None:
-    """Return the time budget; None if the number of steps is given."""
+    """Return the time budget in minutes, or None if the number of steps is given."""
     from qkv.training import DEFAULT_MINUTES
 
     if minutes is not None and steps is not None:
@@ -226,9 +240,9 @@ def _recipe_chooser(
     )
 
     if not files and kind == "translate":
-        raise InputError("no translation pairs; use: qkv train translate --pairs FILE.tsv")
+        raise InputError("no translation pairs given; use: qkv train translate --pairs FILE.tsv")
     if not files:
-        raise InputError(f"no text; use: qkv train {kind} --text FILE")
+        raise InputError(f"no text given; use: qkv train {kind} --text FILE")
     match kind:
         case "gpt":
             return choose_gpt_recipe_except_steps

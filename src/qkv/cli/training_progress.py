@@ -29,7 +29,7 @@ class TrainingProgressDisplay:
         self._console = Console(stderr=True)
         self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=4)
         self._first: tuple[int, int, float] | None = None
-        """Step, tokens and seconds of the first entry, which throughput is measured from."""
+        """Step, tokens and seconds of the first entry. Throughput is measured from there."""
         self._last: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class TrainingProgressDisplay:
             self._live.update(Text(line))
 
     def print_and_set_total_steps(self, steps: int) -> None:
-        """Print a new number of steps and set it."""
+        """Print and store a new number of steps."""
         self._console.print(
             f"at the current throughput, {steps:,} steps fit into the time budget (planned: {self._total_steps:,})",
             highlight=False,
@@ -98,19 +98,19 @@ def _format_clock(seconds: float) -> str:
 
 
 def report_resumed_or_finished(trainer: Trainer) -> None:
-    """Print the step at which a run continues; nothing for a new run."""
+    """Print the step at which a run continues, or nothing for a new run."""
     step, steps = trainer.progress.step, trainer.config.steps
     if step >= steps:
         print_status(
-            f"all {step:,} steps are complete; to train longer, increase training.steps in "
-            f"{trainer.run.path}/recipe.toml and resume"
+            f"all {step:,} steps are complete. To train longer, increase training.steps in "
+            f"{trainer.run.path}/recipe.toml and resume the run"
         )
     elif step:
         print_status(f"resuming at step {step:,} of {steps:,}")
 
 
 def try_write_loss_plot_and_tensorboard(trainer: Trainer, *, tensorboard: bool) -> None:
-    """Write the loss curve and, on request, TensorBoard event files; problems are reported without failing the run."""
+    """Write the loss curve and, on request, TensorBoard event files. Errors are printed and do not fail the run."""
     from qkv.data.file_io import convert_os_errors_to_disk_error
     from qkv.inspection.loss_curve import plot_loss_curve
     from qkv.inspection.tensorboard import write_tensorboard_events

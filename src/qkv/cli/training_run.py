@@ -32,7 +32,7 @@ class RunOptions:
     trace: Path | None = None
 
     def check(self) -> None:
-        """Check paths and optional packages before the run rather than after it."""
+        """Check paths and optional packages before the run starts."""
         from qkv.cli.profile_report import check_trace_path
 
         check_trace_path(self.trace)
@@ -58,12 +58,12 @@ def prepare_and_train_run(
 ) -> None:
     """Prepare and train a new run.
 
-    With `minutes`, the number of steps is fitted to the time budget, and recalculated during the run.
+    With `minutes`, the number of steps is chosen to fit the time budget and is adjusted during the run.
     """
     from qkv.training import prepare_run
 
     seconds = None if minutes is None else 60 * minutes
-    # The micro-batch size is adapted to the number of processes and saved in the recipe, so that the results do not
+    # The micro-batch size is adapted to the number of processes and saved in the recipe. The results therefore do not
     # change if the run is resumed with fewer processes.
     recipe = recipe.replace(training=distributed.shrink_micro_batch_to_fill_ranks(recipe.training))
     with _exit_on_signal(folder, distributed):
@@ -91,7 +91,7 @@ def resume_run(folder: Path, device: "torch.device", *, distributed: "Distribute
             prepared = _prepare_on_main_process(
                 distributed, folder, lambda progress: resume_preparation(folder, progress=progress)
             )
-            # -1 stands for None, because only numbers can be broadcast.
+            # -1 stands for None because only numbers can be broadcast.
             budget = distributed.broadcast_from_rank0(
                 lambda: -1.0 if state is None or state.seconds is None else state.seconds
             )
@@ -103,7 +103,7 @@ def resume_run(folder: Path, device: "torch.device", *, distributed: "Distribute
 def _prepare_on_main_process(
     distributed: "Distributed", folder: Path, prepare: "Callable[[ProgressBars], PreparedRun]"
 ) -> "PreparedRun":
-    """Prepare the run in the main process; the other processes wait and open the result."""
+    """Prepare the run in the main process. The other processes wait, then open the prepared run."""
     from qkv.training import open_shared_run
 
     prepared = None
@@ -124,7 +124,7 @@ def _lock_run_folder(folder: Path, distributed: "Distributed") -> Iterator[None]
 
 @contextmanager
 def _exit_on_signal(folder: Path, distributed: "Distributed") -> Iterator[None]:
-    """Exit immediately on SIGINT or SIGTERM outside of a training step; completed work is kept."""
+    """Exit immediately on SIGINT or SIGTERM outside of training steps, keeping completed work."""
     from qkv.training import SignalInterrupt, raise_on_stop_signals
 
     try:
@@ -174,11 +174,11 @@ def estimate_and_print_run(
 def print_dry_run(
     recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", has_time_budget: bool
 ) -> None:
-    """Print the estimate of a run; with a time budget, note that the number of steps is not final."""
+    """Print the estimate of a run. With a time budget, note that the number of steps is not final."""
     estimate_and_print_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
     if has_time_budget and distributed.is_main_process:
         print_status(
-            f"the estimate is for the recipe's {recipe.training.steps:,} steps; a run measures how many steps fit into "
+            f"this estimate assumes {recipe.training.steps:,} steps; the run itself measures how many steps fit into "
             "--minutes"
         )
 
@@ -194,7 +194,7 @@ def _fit_and_write_final_recipe(
         print_status(f"{prepared.run.path}: {corpus.summary}, vocabulary size {corpus.tokenizer.vocab_size:,}")
         if prepared.data_warning:
             print_status(prepared.data_warning)
-    # As in `prepare_and_train_run`: the preparation may have been resumed with a different number of processes.
+    # As in `prepare_and_train_run`, because the preparation may have been resumed with a different number of processes.
     fitted = prepared.recipe.replace(training=distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training))
     prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
@@ -212,7 +212,7 @@ def _train_prepared_run(
     *,
     seconds: float | None,
 ) -> None:
-    """Train on all processes; only the main process reports. `seconds` is the time budget, if there is one."""
+    """Train on all processes. Only the main process prints status messages. `seconds` is the time budget, or None."""
     recipe = prepared.recipe
     estimate = estimate_and_print_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
     if options.is_profiled:
@@ -285,7 +285,7 @@ def _profile_training_steps(
 
 
 def _load_init_model_unless_resumed(prepared: "PreparedRun") -> "Model | None":
-    """Load the model of `init_from` for the first step of a run; None for runs that have a checkpoint."""
+    """Load the model of `init_from` to start a run from its weights. Return None if the run has a checkpoint."""
     init_from = prepared.recipe.init_from
     if init_from is None or prepared.run.checkpoint_steps():
         return None
@@ -294,7 +294,6 @@ def _load_init_model_unless_resumed(prepared: "PreparedRun") -> "Model | None":
     model = load_pretrained(init_from).model
     if model.config.family != prepared.recipe.family:
         raise InputError(
-            f"{init_from}: family is {model.config.family}, but the recipe trains a model of family "
-            f"{prepared.recipe.family}"
+            f"{init_from}: family must be {prepared.recipe.family}, as in the recipe, got {model.config.family}"
         )
     return model

@@ -33,7 +33,7 @@ class TranslationOutputOptions:
     plot: Path | None
     layer: int | None
     split: bool | None
-    """None: split if the model was trained on short texts (`Translator.splits_by_default`)."""
+    """With None, texts are split if the model was trained on short texts (`Translator.splits_by_default`)."""
     as_json: bool
 
     @property
@@ -59,23 +59,27 @@ class TranslationOutputOptions:
         best_only = "--alignment" if self.alignment else None if self.plot is None else "--plot"
         if best_only is not None and self.n_best > 1:
             raise InputError(
-                f"{best_only} shows only the best translation and cannot be combined with --n-best {self.n_best}"
+                f"{best_only} applies only to the best translation and cannot be combined with --n-best {self.n_best}"
             )
 
 
 def translate(
     model: ModelArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to translate; by default, read from standard input, one per line.")
+        list[str] | None,
+        typer.Argument(help="Texts to translate. By default, texts are read from standard input, one per line."),
     ] = None,
     *,
-    beam: Annotated[int, typer.Option(min=1, metavar="N", help="Number of beams; 1 selects greedy decoding.")] = 5,
+    beam: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of beams. A single beam is greedy decoding.")
+    ] = 5,
     n_best: Annotated[
-        int, typer.Option(min=1, help="Number of translations to print per text, best first, with scores.")
+        int,
+        typer.Option(min=1, help="Print the N best translations of each text. Values above 1 also print the scores."),
     ] = 1,
     length_penalty: Annotated[
         float,
-        typer.Option(help="Length penalty: the log probability is divided by length^X."),
+        typer.Option(help="Length penalty: the log probability of a translation is divided by length^X."),
     ] = 1.0,
     min_new_tokens: Annotated[int, typer.Option(min=0, help="Minimum number of new tokens to generate.")] = 0,
     max_new_tokens: Annotated[
@@ -85,40 +89,46 @@ def translate(
         ),
     ] = None,
     no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Allow every n-gram of this size to occur only once.")
+        int | None, typer.Option(min=1, metavar="N", help="Generate each n-gram of this size at most once.")
     ] = None,
     prefix: Annotated[
         str | None,
-        typer.Option(help="Text to prepend to each source text, or the name of a task of the model (T5)."),
+        typer.Option(help="Text to prepend to each source text, or the name of a task that the model defines (T5)."),
     ] = None,
     glossary: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File with one term⇥translation per line. These translations are enforced."),
+        typer.Option(
+            metavar="FILE",
+            help="Tab-separated file with one term and its translation per line. The translations must occur in the "
+            "output.",
+        ),
     ] = None,
     split: Annotated[
         bool | None,
         typer.Option(
             "--split/--no-split",
-            help="Translate long texts sentence by sentence. By default, plain output is split if the model was "
-            "trained on short texts.",
+            help="Split long texts into sentences and translate them one by one. By default, texts are split if the "
+            "model was trained on short texts and the output is plain text.",
             show_default=False,
         ),
     ] = None,
     alignment: Annotated[
         bool,
-        typer.Option("--alignment", help="Append the word alignment, such as 0-0 1-2 (source word-target word)."),
+        typer.Option(
+            "--alignment", help="Append the word alignment as pairs of source and target word, such as 0-0 1-2."
+        ),
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot the cross-attention weights (.png, .svg or .pdf).")
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(min=0, help="Layer to plot, head by head, starting at 0. Requires --plot.")
+        int | None, typer.Option(min=0, help="Plot each head of this layer (starting at 0). Requires --plot.")
     ] = None,
     int8: Int8Option = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per text, with tokens and scores.")
+        bool, typer.Option("--json", help="Print one JSON object per text, including tokens and scores.")
     ] = False,
 ) -> None:
     """Translate each text.
@@ -195,8 +205,8 @@ def _translate_and_print_batches(
                 and len(parts) < (n := len(task.split_to_context_length(text)))
             ):
                 print_status(
-                    f"not split into its {n} sentences, which would improve the translation but requires plain output: "
-                    f"{text[:60]!r}"
+                    f"the text was not split into its {n} sentences; splitting improves translations but requires "
+                    f"plain output: {text[:60]!r}"
                 )
             text_translations = [next(translations) for _ in parts]
             _report_truncated_and_empty(next(line_numbers), text_translations)
@@ -210,18 +220,18 @@ def read_glossary(path: Path) -> dict[str, str]:
     pairs = [pair for pair in PairFile(source=path).read() if any(pair)]
     for number, (term, target) in enumerate(pairs, 1):
         if not (term and target):
-            raise InputError(f"{path}: entry {number} has an empty side, expected term⇥translation")
+            raise InputError(f"{path}: entry {number} must have a term and a translation, separated by a tab")
     return dict(pairs)
 
 
 def _print_blank_argument_warnings(arguments: list[str]) -> None:
-    """Report blank texts among the arguments; blank lines of standard input are normal."""
+    """Report blank texts among the arguments. Blank lines of standard input are not reported."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
 
     for number, text in enumerate(arguments, 1):
         if is_blank(text):
-            print_status(f"line {number}: is empty")
+            print_status(f"line {number}: the text is blank")
 
 
 def _report_truncated_and_empty(line_number: int, translations: "list[Translation]") -> None:
@@ -233,13 +243,13 @@ def _report_truncated_and_empty(line_number: int, translations: "list[Translatio
         source = repr(translation.source[:60])
         if translation.hypotheses[0].finish_reason is not FinishReason.STOP:
             n_tokens = len(translation.hypotheses[0].ids)
-            print_status(f"line {line_number}: stopped at the limit of {n_tokens} new tokens: {source}")
+            print_status(f"line {line_number}: translation stopped at the limit of {n_tokens} new tokens: {source}")
         if translation.source_ids and not translation.text:
             print_status(f"line {line_number}: the model generated no text for {source}")
 
 
 def _print_translation(text: str, translations: "list[Translation]", output: TranslationOutputOptions) -> None:
-    """Print the translation of a text, given as the translations of its parts."""
+    """Print the translation of a text from the translations of its parts."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
 
@@ -282,13 +292,13 @@ def _hypothesis_to_dict(hypothesis: "TranslationHypothesis") -> dict[str, Any]:
 
 
 def _plot_cross_attention(translation: "Translation", path: Path, *, layer: int | None) -> None:
-    """Save a heatmap of the head average of the best-aligned layer, or of each head of the given layer."""
+    """Save a heatmap of the best-aligned layer, averaged over heads, or a heatmap of each head of the given layer."""
     from qkv.inspection import plot_heatmaps
     from qkv.inspection.figures import save_figure
 
     attention = translation.attention
     if attention is None:
-        raise InputError("--plot: the text contains no letters or digits, so there are no attention weights")
+        raise InputError("--plot requires a text with at least 1 letter or digit")
     title = fill(f"{translation.source.strip()} → {translation.text}", TITLE_WIDTH)
     n_layers, n_heads = attention.weights.shape[:2]
     if layer is None:

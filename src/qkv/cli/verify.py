@@ -19,23 +19,24 @@ def verify(
     *,
     text: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="File with one text per line, used instead of the built-in texts."),
+        typer.Option(metavar="FILE", help="File with one text per line to use instead of the built-in texts."),
     ] = None,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Skip the slow checks: torch.compile, comparison with other libraries, resumed training."
+            "--quick",
+            help="Skip the slow checks: torch.compile, comparison with other libraries and resuming training.",
         ),
     ] = False,
     device: DeviceOption = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that all implementations of a model give the same results: cached, batched, padded, compiled, exported.
+    """Check that all implementations of a model (cached, batched, padded, compiled, exported) give the same results.
 
-    The reference is the eager implementation with an explicit softmax, without a cache, on one text at a time.
-    DIFFERENCE is the largest absolute difference divided by the largest absolute value. All checks run in float32;
-    texts are truncated to 64 tokens or half the context length. Checks that do not apply to the model or cannot run on
-    this machine are listed with the reason. The exit status is 1 if a check fails.
+    The reference is the eager implementation with an explicit softmax, which processes one text at a time without a
+    cache. DIFFERENCE is the largest absolute difference divided by the largest absolute value. All checks run in
+    float32. Texts are truncated to 64 tokens or half the context length. For checks that do not apply to the model or
+    cannot run on this machine, the reason is printed. The exit status is 1 if a check fails.
 
     \b
     Examples:
@@ -59,7 +60,7 @@ def verify(
     else:
         rows = [_format_check_result_row(result) for result in results]
         lines = format_table(("CHECK", "COMPARED", "DIFFERENCE", "LIMIT", "SECONDS"), rows, n_left_aligned=2)
-        # The last column is not padded, because reasons can be long.
+        # The last column is not padded because reasons can be long.
         outcomes = [
             result.verdict if result.reason is None else f"{result.verdict}: {result.reason}" for result in results
         ]

@@ -15,21 +15,28 @@ def words(
     model: ModelArgument,
     items: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORD", help="At least two words; by default, read from standard input, one per line."),
+        typer.Argument(
+            metavar="WORD", help="Two or more words. By default, words are read from standard input, one per line."
+        ),
     ] = None,
     *,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot the words as a 2D map.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Save a 2D map of the words to this file.")
+    ] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per word, with its distances to all words.")
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object per word, including its similarity and distance to every word."
+        ),
     ] = False,
 ) -> None:
     """Compare words by their vectors.
 
-    For each word, prints the nearest other word by cosine similarity, the similarity and the Euclidean distance.
-    The vector of a plain word is its row of the embedding matrix (static). The vector of a word marked with [ ] in a
-    sentence is its hidden state after the last layer (contextual). The vectors of words with several tokens are
-    averaged. Blank lines are ignored.
+    For each word, prints the nearest other word by cosine similarity, the cosine similarity and the Euclidean distance.
+    A word given on its own is represented by its row of the embedding matrix (a static vector). A word marked with [ ]
+    in a sentence is represented by its hidden state after the last layer (a contextual vector). If a word has several
+    tokens, their vectors are averaged. Blank lines are ignored.
 
     \b
     Examples:
@@ -48,7 +55,7 @@ def words(
         raise InputError(f"at least 2 words are required, got {len(inputs)}")
     task = DeviceOptions(device=device).load_task_and_print_remarks(model)
     if not isinstance(task, LanguageModel | TextEncoder):
-        raise InputError(f"{model}: comparing words requires a GPT or BERT model, got {task!r}")
+        raise InputError(f"{model}: must be a GPT or BERT model, got {task!r}")
     vectors = word_vectors(task, inputs)
     cosines, distances = vectors.cosine.tolist(), vectors.euclidean.tolist()
     for i, item in enumerate(inputs):

@@ -14,7 +14,8 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 MIN_SIMILARITY = 0.65
 """Smallest difflib ratio of a suggestion.
 
-A word with two letters swapped ("gtp" for "gpt") is above it, a word that only shares a few letters is below.
+The ratio of a word with two letters swapped ("gtp" for "gpt") is above this threshold. The ratio of words that share
+only a few letters is below it.
 """
 
 
@@ -43,7 +44,7 @@ class Config(BaseModel):
 def did_you_mean_suffix(word: str, candidates: list[str]) -> str:
     """Return " (did you mean 'x'?)" for the most similar candidate, or an empty string if none is similar.
 
-    A candidate that starts with the word (if that has at least three letters) takes precedence.
+    If the word has at least three letters, candidates that start with the word take precedence.
     """
     completions = [candidate for candidate in candidates if len(word) > 2 and candidate.startswith(word)]
     closest = completions or get_close_matches(word, candidates, n=1, cutoff=MIN_SIMILARITY)
@@ -51,8 +52,8 @@ def did_you_mean_suffix(word: str, candidates: list[str]) -> str:
 
 
 def _format_first_validation_error(cls: type[Config], error: ValidationError) -> str:
-    """Describe the first error in one line. Unknown keys come first."""
-    # A misspelled required key is reported twice, as unknown and as missing. The misspelling is the cause.
+    """Describe one validation error in a single line. Unknown keys take precedence over other errors."""
+    # A misspelled required key is reported twice, as unknown and as missing. The unknown key is the cause.
     first = min(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:

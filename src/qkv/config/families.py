@@ -32,30 +32,31 @@ def _default_d_value(fields: dict[str, Any]) -> int:
 class RopeScaling(Config):
     """Scaling of rotary frequencies that extends the context length of a trained model.
 
-    Without `original_context_length`, all frequencies are divided by `factor` (linear scaling). With it, Llama 3.1's
-    rule applies, which only scales low frequencies.
+    If `original_context_length` is None, all frequencies are divided by `factor` (linear scaling). Otherwise, Llama
+    3.1's rule is used, which scales only low frequencies.
     """
 
     factor: float = Field(gt=0)
     """Divisor of the rotary angles."""
     original_context_length: Count | None = None
-    """Context length of the original training (Llama 3.1), or None for linear scaling."""
+    """Context length that the model was originally trained with (Llama 3.1), or None for linear scaling."""
     low_freq_factor: float = Field(default=1.0, gt=0)
     """Frequencies with fewer rotations than this over the original context are divided by the full factor."""
     high_freq_factor: float = Field(default=4.0, gt=0)
-    """Frequencies with more rotations than this are unchanged. In between, the scaling is interpolated smoothly."""
+    """Frequencies with more rotations than this are unchanged. Between the two limits, the scaling is interpolated."""
 
     @model_validator(mode="after")
     def _check_frequency_factors(self) -> Self:
         if self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
-                f"low_freq_factor={self.low_freq_factor} must be less than high_freq_factor={self.high_freq_factor}"
+                f"low_freq_factor must be less than high_freq_factor, got low_freq_factor={self.low_freq_factor} "
+                f"and high_freq_factor={self.high_freq_factor}"
             )
         return self
 
 
 class TransformerConfig(Config):
-    """Fields shared by GPT, BERT and the encoder–decoder Transformer. The defaults are those of GPT-2."""
+    """Fields shared by GPT, BERT and the encoder–decoder Transformer. The default values match GPT-2."""
 
     vocab_size: Count
     """Number of token ids."""
@@ -69,7 +70,10 @@ class TransformerConfig(Config):
     head_combination: HeadCombination = HeadCombination.SPLIT
     """How the head outputs are combined."""
     n_kv_heads: Count = Field(default_factory=lambda fields: fields["n_heads"])
-    """Number of key/value heads (default: n_heads). With fewer, each one is shared by a group of query heads."""
+    """Number of key/value heads (default: n_heads).
+
+    A smaller number makes groups of query heads share a key/value head.
+    """
     d_head: Count = Field(default_factory=_default_d_head)
     """Width of a query or key (default: d_model / n_heads)."""
     d_value: Count = Field(default_factory=_default_d_value)
@@ -79,7 +83,7 @@ class TransformerConfig(Config):
     attention_bias: bool = True
     """Add biases to the query, key, value and output projections."""
     scale_scores: bool = True
-    """Divide attention scores by √d_head. T5 does not."""
+    """Divide attention scores by √d_head. T5 does not scale its scores."""
     sliding_window: Count | None = None
     """Attend only to keys fewer than this many positions away, on both sides if attention is not causal.
 
@@ -121,7 +125,7 @@ class TransformerConfig(Config):
     relative_buckets: Count = 32
     """Number of buckets of relative position biases (T5)."""
     relative_max_distance: Count = 128
-    """Distance from which on all relative positions share the last bucket (T5)."""
+    """Distance at and beyond which all relative positions share the last bucket (T5)."""
 
     scale_embedding: bool = False
     """Multiply token embeddings by √d_model before positions are added."""
@@ -130,7 +134,8 @@ class TransformerConfig(Config):
     unembedding_bias: bool = False
     """Add a bias to the logits."""
     scale_logits: bool = False
-    """Multiply the final hidden states by 1/√d_model before the unembedding. T5 does if its embeddings are tied."""
+    """Multiply the final hidden states by 1/√d_model before the unembedding. T5 does this if its embeddings are tied.
+    """
 
     dropout: Fraction = 0.0
     """Dropout probability during training."""
@@ -140,11 +145,17 @@ class TransformerConfig(Config):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if "d_head" not in self.model_fields_set and self.d_model % self.n_heads:
-            raise ConfigError(f"d_model={self.d_model} must be a multiple of n_heads={self.n_heads}")
+            raise ConfigError(
+                f"d_model must be a multiple of n_heads, got d_model={self.d_model} and n_heads={self.n_heads}"
+            )
         if self.n_kv_heads > self.n_heads:
-            raise ConfigError(f"n_kv_heads={self.n_kv_heads} must not exceed n_heads={self.n_heads}")
+            raise ConfigError(
+                f"n_kv_heads must not exceed n_heads, got n_kv_heads={self.n_kv_heads} and n_heads={self.n_heads}"
+            )
         if self.n_heads % self.n_kv_heads:
-            raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+            raise ConfigError(
+                f"n_heads must be a multiple of n_kv_heads, got n_heads={self.n_heads} and n_kv_heads={self.n_kv_heads}"
+            )
         self._check_combined_head_width()
         if self.positions is PositionKind.ROTARY and self.d_head % 2:
             raise ConfigError(f"rotary positions require an even d_head, got d_head={self.d_head}")
@@ -153,11 +164,12 @@ class TransformerConfig(Config):
         if self.positions in (PositionKind.SINUSOIDAL, PositionKind.CONCATENATED) and self.d_model % 2:
             raise ConfigError(f"sinusoidal positions require an even d_model, got d_model={self.d_model}")
         if self.positions is PositionKind.RELATIVE and self.relative_buckets % 4:
-            raise ConfigError(f"relative_buckets={self.relative_buckets} must be a multiple of 4")
+            raise ConfigError(f"relative_buckets must be a multiple of 4, got {self.relative_buckets}")
         if self.positions is PositionKind.RELATIVE and self.relative_max_distance <= self.relative_buckets // 2:
             raise ConfigError(
-                f"relative_max_distance={self.relative_max_distance} must be greater than "
-                f"relative_buckets/2={self.relative_buckets // 2}"
+                "relative_max_distance must be greater than relative_buckets/2, "
+                f"got relative_max_distance={self.relative_max_distance} "
+                f"and relative_buckets/2={self.relative_buckets // 2}"
             )
         return self
 
@@ -165,11 +177,13 @@ class TransformerConfig(Config):
         if self.head_combination is HeadCombination.SPLIT:
             if not self.output_projection and self.n_heads * self.d_value != self.d_model:
                 raise ConfigError(
-                    f"without output_projection, n_heads·d_value={self.n_heads * self.d_value} "
-                    f"must equal d_model={self.d_model}"
+                    f"output_projection=False requires n_heads·d_value to equal d_model, "
+                    f"got n_heads·d_value={self.n_heads * self.d_value} and d_model={self.d_model}"
                 )
         elif self.d_value != self.d_model:
-            raise ConfigError(f"with pooled heads, d_value={self.d_value} must equal d_model={self.d_model}")
+            raise ConfigError(
+                f"pooled heads require d_value to equal d_model, got d_value={self.d_value} and d_model={self.d_model}"
+            )
 
 
 class GPTConfig(TransformerConfig):
@@ -236,7 +250,7 @@ class BERTConfig(TransformerConfig):
     def has_multiple_segments(self) -> bool:
         """Whether segment ids distinguish the two texts of a pair.
 
-        DistilBERT has no segment embeddings and RoBERTa has a single one for all tokens.
+        DistilBERT has no segment embeddings and RoBERTa has a single segment embedding for all tokens.
         """
         return self.n_segments > 1
 
@@ -266,7 +280,7 @@ class BERTConfig(TransformerConfig):
 
 
 class Seq2SeqConfig(TransformerConfig):
-    """Config of an encoder–decoder Transformer. The defaults are those of arXiv:1706.03762."""
+    """Config of an encoder–decoder Transformer. The default values match arXiv:1706.03762."""
 
     family: Literal["seq2seq"] = "seq2seq"
     n_encoder_layers: Count
@@ -281,16 +295,16 @@ class Seq2SeqConfig(TransformerConfig):
     source_vocab_size: Count = Field(default_factory=lambda fields: fields["vocab_size"])
     """Number of source token ids (default: vocab_size)."""
     share_embeddings: bool = True
-    """Use one token embedding for source and target. They must have the same vocabulary."""
+    """Use the same token embedding for source and target, which must have the same vocabulary."""
     d_patch: Count | None = None
-    """Number of values per image patch if the source is an image, or None if it is token ids."""
+    """Number of values per image patch if the source is an image, or None if the source consists of token ids."""
 
     @model_validator(mode="after")
     def _check_image_source(self) -> Self:
         has_words = self.share_embeddings or self.source_vocab_size != self.vocab_size
         if self.d_patch is not None and has_words:
             raise ConfigError(
-                f"d_patch={self.d_patch}: an image source has no vocabulary; "
+                f"d_patch={self.d_patch}: image sources have no vocabulary; "
                 "set share_embeddings=False and omit source_vocab_size"
             )
         return self
@@ -299,7 +313,8 @@ class Seq2SeqConfig(TransformerConfig):
     def _check_shared_embeddings(self) -> Self:
         if self.share_embeddings and self.source_vocab_size != self.vocab_size:
             raise ConfigError(
-                f"share_embeddings requires equal vocabularies, got source_vocab_size={self.source_vocab_size} "
+                "share_embeddings requires source and target vocabularies of the same size, "
+                f"got source_vocab_size={self.source_vocab_size} "
                 f"and vocab_size={self.vocab_size}"
             )
         return self

@@ -25,10 +25,10 @@ def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
     """Create the model config whose class is named by `settings["family"]`."""
     family = settings.get("family")
     if family is None:
-        raise ConfigError(f"family is missing; must be one of {', '.join(FAMILIES)}")
+        raise ConfigError(f"family is missing; available families: {', '.join(FAMILIES)}")
     if not isinstance(family, str) or family not in FAMILIES:
         hint = did_you_mean_suffix(str(family), list(FAMILIES))
-        raise ConfigError(f"unknown family {family!r}{hint}; must be one of {', '.join(FAMILIES)}")
+        raise ConfigError(f"unknown family {family!r}{hint}; available families: {', '.join(FAMILIES)}")
     return FAMILIES[family](**settings)
 
 
@@ -40,7 +40,7 @@ def load_config(path: str | Path) -> ModelConfig:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from None
+        raise ConfigError(f"{path}: invalid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: expected a table of settings, got {type(settings).__name__}")
     try:

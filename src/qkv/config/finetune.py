@@ -13,21 +13,21 @@ from qkv.errors import ConfigError
 
 
 class FinetuningSettings(Config):
-    """Fine-tuning settings that do not depend on the model and the data files.
+    """Fine-tuning settings that do not depend on the model or the data files.
 
-    Values of None for epochs, batch_size and learning_rate are chosen based on the data and model size.
+    If epochs, batch_size or learning_rate is None, its value is chosen based on the data and model size.
     """
 
     text_columns: tuple[str, ...] = Field(default=(), max_length=2)
     """Column of the text, or the two columns of a text pair (default: `text`, or `text_a` and `text_b`)."""
     label_column: str | None = None
-    """Column of the label (default: `label`, or `score` for regression if there is such a column)."""
+    """Column of the label (default: `label`, or `score` for regression if that column exists)."""
     problem_type: ProblemType = ProblemType.SINGLE_LABEL
     """Kind of classification problem."""
     n_train_rows: Count | None = None
     """Train on a stratified random sample of this many rows, drawn separately for each seed. None uses all rows."""
     truncate: bool = False
-    """Truncate texts that exceed the context length. Otherwise they are an error."""
+    """Truncate texts that exceed the context length. If False, such texts raise an error."""
 
     from_scratch: bool = False
     """Use only the architecture of the model and start from random weights."""
@@ -39,7 +39,7 @@ class FinetuningSettings(Config):
     """Factor between the learning rates of a layer and the layer above it, or None for equal learning rates."""
 
     n_seeds: Count = 1
-    """Number of runs, with consecutive seeds. They differ in head initialization, row order and dropout."""
+    """Number of runs, with consecutive seeds. The runs differ in head initialization, row order and dropout."""
     seed: int = Field(default=0, ge=0)
     """First random seed."""
     epochs: Count | None = None
@@ -51,7 +51,7 @@ class FinetuningSettings(Config):
     dropout: Fraction = 0.1
     """Dropout probability."""
     patience: Count | None = 5
-    """Stop after this many evaluations without improvement. A run has ten evaluations."""
+    """Stop after this many evaluations without improvement. Each run has ten evaluations."""
     precision: Precision = Precision.AUTO
     """Numeric precision of training."""
     compile: bool = False
@@ -60,12 +60,12 @@ class FinetuningSettings(Config):
     @model_validator(mode="after")
     def _check_freezing_and_lora(self) -> Self:
         if isinstance(self.freeze, int) and self.freeze < 0:
-            raise ConfigError(f"freeze={self.freeze} must be a non-negative number of layers or 'all'")
+            raise ConfigError(f"freeze must be 'all' or a non-negative number of layers, got {self.freeze}")
         if self.freeze and self.lora_rank is not None:
             raise ConfigError("freeze cannot be combined with lora_rank, which already freezes the original weights")
         if self.from_scratch and (self.freeze or self.lora_rank is not None):
             raise ConfigError(
-                "from_scratch cannot be combined with freeze or lora_rank: random weights must be trained"
+                "from_scratch cannot be combined with freeze or lora_rank because all random weights must be trained"
             )
         return self
 
@@ -83,7 +83,7 @@ class FinetuningConfig(FinetuningSettings):
     @model_validator(mode="after")
     def _check_models_differ(self) -> Self:
         if len(set(self.models)) < len(self.models):
-            raise ConfigError(f"models={list(self.models)} contains duplicates")
+            raise ConfigError(f"models must not contain duplicates, got {list(self.models)}")
         return self
 
     def to_toml(self) -> str:

@@ -13,13 +13,16 @@ class MaskingConfig(Config):
     """Masked language modeling and next-sentence prediction. The defaults are those of arXiv:1810.04805."""
 
     next_sentence: bool = True
-    """Use segment pairs, half of them from different documents. Otherwise, use single segments."""
+    """Use pairs of segments, half of which come from different documents. If False, use single segments."""
     masked_fraction: float = Field(default=0.15, gt=0, lt=1)
     """Fraction of tokens to predict."""
     mask_token_fraction: float = Field(default=0.8, ge=0, le=1)
     """Fraction of the predicted tokens that are replaced with [MASK]."""
     random_token_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Fraction of the predicted tokens that are replaced with a random token. The rest are unchanged."""
+    """Fraction of the predicted tokens that are replaced with a random token.
+
+    The remaining predicted tokens are unchanged.
+    """
     whole_word_masking: bool = False
     """Mask all tokens of a word together."""
     short_sequence_fraction: Fraction = 0.1
@@ -29,8 +32,9 @@ class MaskingConfig(Config):
     def _check_fractions(self) -> Self:
         if self.mask_token_fraction + self.random_token_fraction > 1:
             raise ConfigError(
-                f"the sum of mask_token_fraction={self.mask_token_fraction} and "
-                f"random_token_fraction={self.random_token_fraction} must not exceed 1"
+                f"the sum of mask_token_fraction and random_token_fraction must not exceed 1, got "
+                f"mask_token_fraction={self.mask_token_fraction} and "
+                f"random_token_fraction={self.random_token_fraction}"
             )
         return self
 

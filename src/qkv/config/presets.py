@@ -132,7 +132,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
     """Return a named config with some fields changed, e.g. `preset("gpt2", context_length=256)`."""
     if name not in PRESETS:
         raise ConfigError(
-            f"unknown preset '{name}'{did_you_mean_suffix(name, list(PRESETS))}; must be one of {', '.join(PRESETS)}"
+            f"unknown preset '{name}'{did_you_mean_suffix(name, list(PRESETS))}; "
+            f"available presets: {', '.join(PRESETS)}"
         )
     config = PRESETS[name]()
     return config.replace(**changes) if changes else config

@@ -39,7 +39,8 @@ class DataConfig(Config):
     validation: tuple[str, ...] = ()
     """Validation files."""
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Fraction at the end of the training text to hold out for validation, if there are no validation files."""
+    """Fraction of the training text, taken from its end, to hold out for validation if there are no validation files.
+    """
 
     @model_validator(mode="after")
     def _check_validation_source(self) -> Self:
@@ -49,7 +50,7 @@ class DataConfig(Config):
 
 
 class Recipe(Config):
-    """Everything needed to reproduce a training run. The vocabulary size of the model comes from the tokenizer."""
+    """Everything needed to reproduce a training run. The tokenizer determines the vocabulary size of the model."""
 
     family: Literal["gpt", "bert", "seq2seq", "rnn"]
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -81,7 +82,8 @@ class Recipe(Config):
         config = self.build_model_config(self.tokenizer.vocab_size)
         if self.training.seq_len > config.context_length:
             raise ConfigError(
-                f"training.seq_len={self.training.seq_len} must not exceed model.context_length={config.context_length}"
+                f"training.seq_len must not exceed model.context_length, got training.seq_len={self.training.seq_len} "
+                f"and model.context_length={config.context_length}"
             )
         return self
 
@@ -89,7 +91,7 @@ class Recipe(Config):
         """Create the model config for a tokenizer with `vocab_size` ids."""
         if "vocab_size" in self.model:
             raise ConfigError(
-                "model.vocab_size cannot be set: it is the size of the tokenizer; set tokenizer.vocab_size"
+                "model.vocab_size cannot be set because the tokenizer determines it; set tokenizer.vocab_size instead"
             )
         settings = {**self.model, "family": self.family, "vocab_size": vocab_size}
         if self.pairs is not None and self.pairs.source_vocab_size is not None:
@@ -123,7 +125,7 @@ def load_toml_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = (
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        raise ConfigError(f"{path}: invalid TOML: {error}") from None
     for override in overrides:
         _apply_override(settings, override)
     try:
@@ -141,9 +143,9 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
     for table in tables:
         target = target.setdefault(table, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"'{override}': {table} is a value, not a table of settings")
+            raise ConfigError(f"invalid override '{override}': {table} is a single value, not a table of settings")
     try:
         target[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # Not valid TOML, so it is an unquoted string such as schedule=linear.
+        # The value is not valid TOML, so it is treated as an unquoted string, as in schedule=linear.
         target[key] = text

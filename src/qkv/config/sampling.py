@@ -15,7 +15,10 @@ class SamplingConfig(Config):
     """
 
     temperature: float = Field(default=1.0, ge=0)
-    """Divisor of the logits. Values below 1 sharpen the distribution, values above 1 flatten it and 0 is greedy."""
+    """Divisor of the logits.
+
+    Values below 1 sharpen the distribution, values above 1 flatten it, and 0 is greedy decoding.
+    """
     top_k: Count | None = None
     """Sample only from the k most likely tokens."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -25,7 +28,10 @@ class SamplingConfig(Config):
     typical_p: float | None = Field(default=None, gt=0, le=1)
     """Sample only from the tokens closest to the expected surprisal with total probability p (arXiv:2202.00666)."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Values above 1 discourage repetition. Logits of earlier tokens are divided by it, or multiplied if negative."""
+    """Factor by which the logits of earlier tokens are divided (or multiplied if negative).
+
+    Values above 1 discourage repetition.
+    """
     seed: int = Field(default=0, ge=0)
     """Random seed."""
 
@@ -34,7 +40,7 @@ class BeamConfig(Config):
     """Beam search settings."""
 
     n_beams: int = Field(ge=1, le=1024)
-    """Number of beams. 1 is greedy search. Each beam has a KV cache, so the limit of 1024 bounds the memory."""
+    """Number of beams. 1 is greedy search. The limit of 1024 bounds the memory, because each beam needs a KV cache."""
     n_best: Count = 1
     """Number of sequences to return per input."""
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
@@ -47,5 +53,5 @@ class BeamConfig(Config):
     @model_validator(mode="after")
     def _check_n_best(self) -> Self:
         if self.n_best > self.n_beams:
-            raise ConfigError(f"n_best={self.n_best} must not exceed n_beams={self.n_beams}")
+            raise ConfigError(f"n_best must not exceed n_beams, got n_best={self.n_best} and n_beams={self.n_beams}")
         return self

@@ -17,17 +17,20 @@ class TrainingConfig(Config):
     replans: tuple[tuple[Count, Count], ...] = ()
     """Pairs (step, planned_steps): until `step`, the run was planned to end at `planned_steps`.
 
-    Recorded by `--minutes`, which may change the number of steps during the run. The schedule continues from its
-    current value.
+    These pairs are recorded by `--minutes`, which may change the number of steps during the run. The schedule continues
+    from its current value.
     """
     batch_size: Count
     """Number of sequences per optimizer update."""
     micro_batch_size: Count = Field(default_factory=lambda fields: fields["batch_size"])
-    """Number of sequences per forward and backward pass (default: batch_size). Gradients are accumulated."""
+    """Number of sequences per forward and backward pass (default: batch_size).
+
+    Gradients are accumulated over the passes of an update.
+    """
     seq_len: Count
     """Number of tokens per sequence."""
     cross_documents: bool = True
-    """Let attention cross document boundaries, as nanoGPT does. Otherwise, tokens attend only to their document."""
+    """Let attention cross document boundaries, as nanoGPT does. If False, tokens attend only to their own document."""
     seed: int = Field(default=0, ge=0)
     """Random seed of initialization, batches and dropout."""
 
@@ -42,7 +45,7 @@ class TrainingConfig(Config):
     warmup_steps: int = Field(default=100, ge=0)
     """Number of steps of linear warmup."""
     decay_fraction: float = Field(default=0.2, gt=0, le=1)
-    """Fraction of the steps in which a WSD schedule decays."""
+    """Fraction of the steps during which a WSD schedule decays the learning rate."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Weight decay, applied only to matrices."""
     beta1: Fraction = 0.9
@@ -69,7 +72,7 @@ class TrainingConfig(Config):
     compile: bool = False
     """Compile the training step with torch.compile."""
     loss_chunk_size: Count | None = None
-    """Number of positions whose logits are computed at once, to save memory. None computes all of them."""
+    """Number of positions whose logits are computed at once, to save memory. None computes all logits at once."""
     activation_checkpointing: bool = False
     """Recompute the activations of each block in the backward pass instead of storing them."""
 
@@ -90,14 +93,17 @@ class TrainingConfig(Config):
     def _check_consistency(self) -> Self:
         if self.batch_size % self.micro_batch_size:
             raise ConfigError(
-                f"batch_size={self.batch_size} must be a multiple of micro_batch_size={self.micro_batch_size}"
+                f"batch_size must be a multiple of micro_batch_size, got batch_size={self.batch_size} "
+                f"and micro_batch_size={self.micro_batch_size}"
             )
         if self.warmup_steps > self.steps and not self.replans:
-            raise ConfigError(f"warmup_steps={self.warmup_steps} must not exceed steps={self.steps}")
+            raise ConfigError(
+                f"warmup_steps must not exceed steps, got warmup_steps={self.warmup_steps} and steps={self.steps}"
+            )
         if any(step >= self.steps for step, _ in self.replans):
             raise ConfigError(
-                f"replans={[list(replan) for replan in self.replans]} must only contain steps before "
-                f"steps={self.steps}; set replans=[] to discard them"
+                f"all steps in replans must be less than steps={self.steps}, "
+                f"got replans={[list(replan) for replan in self.replans]}; set replans=[] to discard them"
             )
         if self.ema_decay is not None and self.lora_rank is not None:
             raise ConfigError("ema_decay and lora_rank cannot be combined")

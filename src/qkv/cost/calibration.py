@@ -53,8 +53,8 @@ class TimingTable(Config):
     def interpolate(self, *sizes: int | float) -> float:
         """Return the time at any sizes.
 
-        Between grid points, the time follows a power law (linear interpolation of the logarithms). Above the grid it
-        grows by `exponents`, and below the grid it is constant.
+        Between grid points, the time follows a power law (linear interpolation of the logarithms). Above the grid, the
+        time grows according to `exponents`. Below the grid, it is constant.
         """
         extrapolation = 1.0
         corners = []
@@ -80,7 +80,7 @@ class TimingTable(Config):
 
 
 class LaunchOverhead(Config):
-    """Seconds that the CPU needs to launch the kernels of a step."""
+    """Seconds that a CPU takes to launch the kernels of a step."""
 
     base: float = Field(ge=0, allow_inf_nan=False)
     """Seconds outside the layers."""
@@ -112,11 +112,9 @@ class Calibration(Config):
     @model_validator(mode="after")
     def _check_format_and_kind(self) -> Self:
         if self.format != FORMAT:
-            raise ConfigError(
-                f"format={self.format} is not supported, expected format={FORMAT}; run `qkv cost calibrate` again"
-            )
+            raise ConfigError(f"format must be {FORMAT}, got {self.format}; run `qkv cost calibrate` again")
         if self.kind not in ("cpu", "cuda"):
-            raise ConfigError(f"kind={self.kind!r} must be cpu or cuda")
+            raise ConfigError(f"kind must be cpu or cuda, got {self.kind!r}")
         return self
 
     @property
@@ -137,7 +135,8 @@ class Calibration(Config):
         calibrated = self.training_dtype if mode is Mode.TRAIN else self.dtype
         if dtype is not calibrated:
             raise InputError(
-                f"the calibration of {self.device} covers {mode.value} in {calibrated.value}, not in {dtype.value}"
+                f"the calibration of {self.device} covers mode={mode.value} only with dtype={calibrated.value}, got "
+                f"dtype={dtype.value}"
             )
 
     def get_table(self, name: str) -> TimingTable:
@@ -162,7 +161,7 @@ class TimingTableBuilder:
     measured: dict[tuple[int | float, ...], float] = field(default_factory=dict)
 
     def build(self) -> TimingTable:
-        """Build the table, extrapolating missing points from the next smaller sizes."""
+        """Build the table. Missing points are extrapolated from the next smaller sizes."""
         seconds: dict[tuple[int | float, ...], float] = {}
         for point in product(*self.axes):
             seconds[point] = (
@@ -220,10 +219,10 @@ def load_calibration(path: Path) -> Calibration:
     try:
         settings: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from None
+        raise InputError(f"{path}: invalid JSON: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(
-            f"{path}: contains a {type(settings).__name__}, expected a JSON object (the calibration of a device)"
+            f"{path}: must contain a JSON object (the calibration of a device), got {type(settings).__name__}"
         )
     try:
         return Calibration(**settings)

@@ -144,6 +144,6 @@ def find_device(name: str) -> DeviceSpec:
     key = name.lower().replace(" ", "").replace("-", "").replace("_", "")
     if key not in DEVICES:
         raise InputError(
-            f"unknown device '{name}'{did_you_mean_suffix(key, list(DEVICES))}; known devices: {', '.join(DEVICES)}"
+            f"unknown device '{name}'{did_you_mean_suffix(key, list(DEVICES))}; must be one of {', '.join(DEVICES)}"
         )
     return DEVICES[key]

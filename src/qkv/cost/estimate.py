@@ -25,9 +25,9 @@ from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError
 
 CONVENTIONS = (
-    "One multiply–add counts as 2 FLOPs. FLOPs are those of matmuls. Useful FLOPs exclude masked query–key pairs. "
-    "Tied tensors count once. Fused attention never writes the n×n scores; unfused, every operation reads its inputs "
-    "and writes its outputs."
+    "FLOPs are counted only for matmuls, and one multiply–add counts as 2 FLOPs. Useful FLOPs exclude masked query–key "
+    "pairs. Tied tensors are counted once. Fused attention never writes the n×n scores. Without fusion, every "
+    "operation reads its inputs and writes its outputs."
 )
 
 
@@ -83,7 +83,9 @@ class Estimate:
         With the peak (FLOP/s) and bandwidth (bytes/s) of a device, each row also has `bound_by`: `compute` or `memory`.
         """
         if (peak is None) != (bandwidth is None):
-            raise ConfigError(f"peak and bandwidth must be passed together, got peak={peak} and bandwidth={bandwidth}")
+            raise ConfigError(
+                f"peak and bandwidth must both be given or both be None, got peak={peak} and bandwidth={bandwidth}"
+            )
         rows = [operation_row(op, self.workload) for op in self.operations]
         if peak is not None and bandwidth is not None:
             for row in rows:

@@ -18,7 +18,7 @@ class AttentionCrossover:
     """Shortest sequence length at which scores and mix cost at least as much as the rest of a block."""
 
     executed: int
-    """Length if all pairs are counted, as an unmasked kernel computes them."""
+    """Length if all pairs are counted, including masked pairs."""
     useful: int | None
     """Length if only unmasked pairs are counted. None means that attention never costs as much as the rest."""
 
@@ -60,7 +60,7 @@ class LayerCost:
     flops: int
     formula: str
     sequential_steps: int
-    """Matmuls that depend on each other and cannot run in parallel over the tokens."""
+    """Number of matmuls that depend on each other and cannot run in parallel over the tokens."""
     parameters: int
 
 
@@ -100,7 +100,7 @@ def explain_crossover_intensity_or_recurrence(config: ModelConfig, workload: Wor
     """Return sentences that explain the costs of this model and workload."""
     if isinstance(config, RNNConfig):
         steps = f"{workload.n_source:,} encoder steps, then {workload.final_seq_len:,} decoder steps"
-        return [f"The steps of an RNN are sequential: {steps}. Self-attention needs 1 step per layer."]
+        return [f"The steps of an RNN are sequential: {steps}. Self-attention takes 1 step per layer."]
     sentences = [_describe_crossover(config)]
     if workload.mode is Mode.DECODE:
         sentences.append(_describe_decode_intensity(config, workload))
@@ -114,8 +114,14 @@ def _describe_crossover(config: AnyTransformerConfig) -> str:
     if crossover.useful == crossover.executed:
         return f"{sentence}."
     if crossover.useful is None:
-        return f"{sentence}; counting only pairs inside sliding_window={config.sliding_window}, they never do."
-    return f"{sentence}; counting only unmasked pairs, beyond {_format_length(crossover.useful, config.d_model)}."
+        return (
+            f"{sentence}. If only pairs inside sliding_window={config.sliding_window} are counted, scores and mix "
+            "never cost more."
+        )
+    return (
+        f"{sentence}. If only unmasked pairs are counted, the threshold is "
+        f"{_format_length(crossover.useful, config.d_model)}."
+    )
 
 
 def _format_length(n: int, d_model: int) -> str:
@@ -125,8 +131,8 @@ def _format_length(n: int, d_model: int) -> str:
 def _describe_decode_intensity(config: AnyTransformerConfig, workload: Workload) -> str:
     """FLOPs per byte of weights and cache in the blocks.
 
-    With a batch size of 1, 16 bits and h_kv = h, the ratio is exactly 1. As the batch grows, the weights no longer
-    matter and the ratio tends to that of the cache.
+    With a batch size of 1, 16 bits and h_kv = h, the ratio is exactly 1. As the batch size grows, the weights matter
+    less and the ratio approaches the ratio for the cache only.
     """
     blocks = [op for op in list_operations(config, workload) if op.is_block and op.matmul is not None]
     flops = sum(op.flops for op in blocks)
@@ -134,8 +140,8 @@ def _describe_decode_intensity(config: AnyTransformerConfig, workload: Workload)
     cache_bytes = sum(op.cache * op.runs for op in blocks if op.cache) * workload.dtype.matmul_itemsize
     limit = Fraction(flops, cache_bytes)
     return (
-        f"In the blocks, a decode step performs {float(ratio):.4g} FLOPs per byte of weights and cache; "
-        f"as the batch size grows, this ratio tends to {float(limit):.4g}."
+        f"In the blocks, a decode step performs {float(ratio):.4g} FLOPs per byte of weights and cache. As the batch "
+        f"size grows, this ratio approaches {float(limit):.4g}."
     )
 
 

@@ -1,6 +1,6 @@
 """The two cost tables of lecture E, with its O(·) terms next to the exact numbers of a model.
 
-The lecture writes m for the number of heads. Here, h is the number of heads and m is the length of the source.
+In the lecture, m is the number of heads. Here, h is the number of heads and m is the length of the source.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from qkv.cost.operation import Operation, Phase
 from qkv.cost.workload import Mode
 
 LECTURE_ERRATA = (
-    "E counts the IO of a matrix product as nm + mk + nm. The result has n×k elements, so it is nm + mk + nk.",
-    "E's IO of the FFN, 2bnd + 8d², omits the hidden activations: bn·d_ff elements, written and read twice.",
+    "Lecture E counts the IO of a matrix product as nm + mk + nm. The correct IO is nm + mk + nk.",
+    "Lecture E omits the hidden activations (bn·d_ff elements, written and read twice) from the IO of the FFN.",
 )
 ENCODER_DECODER_ERRATUM = (
-    "For an encoder–decoder, E assigns n² to the encoder and m² to the decoder. n is the length of the target, so m² "
-    "belongs to the encoder."
+    "For an encoder–decoder, lecture E assigns n² to the encoder and m² to the decoder. Because n is the length of the "
+    "target, m² belongs to the encoder."
 )
 TOTALS = {False: ("bnd² + bn²d", "bnd + bhn² + d²"), True: ("bd² + bnd", "bhn + bnd + d²")}
 """The totals of lecture E (operations and IO), for a full sequence (False) and for a decode step (True)."""

@@ -104,11 +104,11 @@ def estimate_run(
         "sharding": sharding,
     }
     if not 1 <= steps <= MAX_SIZE:
-        raise ConfigError(f"steps={steps} must be between 1 and {MAX_SIZE}")
+        raise ConfigError(f"steps must be between 1 and {MAX_SIZE}, got {steps}")
     if matmul_rate is not None and not (math.isfinite(matmul_rate) and matmul_rate > 0):
-        raise ConfigError(f"matmul_rate={matmul_rate} must be a finite number of FLOP/s greater than 0")
+        raise ConfigError(f"matmul_rate must be a finite number of FLOP/s greater than 0, got {matmul_rate}")
     if not 0 < utilization <= 1:
-        raise ConfigError(f"utilization={utilization} must be greater than 0 and at most 1")
+        raise ConfigError(f"utilization must be greater than 0 and at most 1, got {utilization}")
     workload = Workload(**settings)
     if calibration is not None:
         calibration.check_precision(workload.mode, workload.dtype)

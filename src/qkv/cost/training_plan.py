@@ -160,11 +160,11 @@ def plan_training(
 ) -> TrainingPlan:
     """Plan a training run with the largest batch size that fits. `price` is per device and hour."""
     if not 1 <= tokens <= MAX_SIZE:
-        raise InputError(f"tokens={tokens} must be between 1 and {MAX_SIZE}")
+        raise InputError(f"tokens must be between 1 and {MAX_SIZE}, got {tokens}")
     if not 0 < utilization <= 1:
-        raise InputError(f"utilization={utilization} must be greater than 0 and at most 1")
+        raise InputError(f"utilization must be greater than 0 and at most 1, got {utilization}")
     if price is not None and not 0 <= price < MAX_SIZE:
-        raise InputError(f"price={price} must be at least 0")
+        raise InputError(f"price must be at least 0, got {price}")
     seq_len = config.context_length if seq_len is None else seq_len
     workload = Workload(
         batch_size=1,
@@ -221,21 +221,23 @@ def gpt_config_for_size(n_parameters: int, *, context_length: int = 1024) -> GPT
     Heads have a width of 64, and the model is about 30 to 130 times as wide as it is deep.
     """
     if not 10**6 <= n_parameters <= MAX_SIZE:
-        raise InputError(f"params={n_parameters} must be between {10**6} and {MAX_SIZE}")
+        raise InputError(f"params must be between {10**6} and {MAX_SIZE}, got {n_parameters}")
     vocab_size = next(size for minimum, size in VOCAB_SIZES if n_parameters >= minimum)
     narrowest = _candidate_widths()[0]
     min_embedding = (vocab_size + context_length) * narrowest
     if min_embedding > n_parameters:
         raise InputError(
-            f"params={n_parameters} is too small: even at width {narrowest}, the embeddings of {vocab_size} tokens and "
-            f"{context_length} positions need {min_embedding} parameters. Reduce the sequence length or specify --model"
+            f"params must be at least {min_embedding}, the size of the embeddings of {vocab_size} tokens and "
+            f"{context_length} positions at width {narrowest}, got {n_parameters}; reduce the sequence length or use "
+            "--model"
         )
     candidates = []
     for d in _candidate_widths():
         embedding = (vocab_size + context_length) * d
         n_layers = max(1, round((n_parameters - embedding) / (12 * d * d)))
         error = abs(12 * n_layers * d * d + embedding - n_parameters) / n_parameters
-        # A small deviation from the size is better than a large one from the usual ratio of 64 between width and depth.
+        # A small deviation from the number of parameters is better than a large deviation from the usual width-to-depth
+        # ratio of 64.
         candidates.append((error + 0.05 * abs(log(d / n_layers / 64)), n_layers, d))
     _, n_layers, d = min(candidates)
     return GPTConfig(

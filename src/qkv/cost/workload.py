@@ -15,7 +15,7 @@ Size = Annotated[int, Field(strict=True, ge=1, le=MAX_SIZE)]
 
 
 class Mode(StrEnum):
-    """Type of step that is estimated."""
+    """Type of the estimated step."""
 
     TRAIN = "train"
     """One training step: forward pass, backward pass and optimizer update."""
@@ -114,12 +114,13 @@ class Workload(Config):
                 raise ConfigError(f"{name} requires mode=train, got mode={self.mode.value}")
         if (self.n_new_tokens is None) == (self.mode is Mode.GENERATE):
             raise ConfigError(
-                "n_new_tokens is required in mode=generate and not allowed in other modes, "
-                f"got mode={self.mode.value} and n_new_tokens={self.n_new_tokens}"
+                f"n_new_tokens must be set if and only if mode=generate, got mode={self.mode.value} and "
+                f"n_new_tokens={self.n_new_tokens}"
             )
         if self.logits_to_keep is not None and self.logits_to_keep > self.n_queries:
             raise ConfigError(
-                f"logits_to_keep={self.logits_to_keep} exceeds the {self.n_queries} positions computed per sequence"
+                f"logits_to_keep must be at most {self.n_queries}, the number of positions computed per sequence, got "
+                f"{self.logits_to_keep}"
             )
         return self
 
@@ -156,13 +157,15 @@ class Workload(Config):
         """Raise an error if a model with this config cannot run the workload."""
         for name, size in config.model_dump().items():
             if isinstance(size, int) and size > MAX_SIZE:
-                raise ConfigError(f"{name}={size} exceeds {MAX_SIZE}, the largest size that can be estimated")
+                raise ConfigError(f"{name} must be at most {MAX_SIZE}, got {size}")
         has_source = isinstance(config, Seq2SeqConfig | RNNConfig)
         if self.source_len is not None and not has_source:
-            raise ConfigError(f"source_len={self.source_len} is not supported: {config.family} models have no source")
+            raise ConfigError(
+                f"source_len is not supported for family={config.family}, which has no source, got {self.source_len}"
+            )
         if self.mode in (Mode.DECODE, Mode.PREFILL, Mode.GENERATE):
             if isinstance(config, BERTConfig):
-                raise ConfigError(f"mode={self.mode.value} is not supported: bert models have no KV cache")
+                raise ConfigError(f"mode={self.mode.value} requires a KV cache, which family=bert does not support")
             if isinstance(config, GPTConfig) and not config.causal:
                 raise ConfigError(f"mode={self.mode.value} requires a KV cache, which causal=False does not support")
         target = (
@@ -170,4 +173,6 @@ class Workload(Config):
         )
         for name, n in ((target, self.final_seq_len), ("source_len", self.n_source if has_source else 1)):
             if n > config.context_length:
-                raise ContextLengthError(f"{name}={n} exceeds the model's context_length={config.context_length}")
+                raise ContextLengthError(
+                    f"{name} must be at most the model's context_length={config.context_length}, got {n}"
+                )

@@ -1,6 +1,6 @@
 """Training data: read text files, tokenize them into stores on disk, and build batches.
 
-The names exported here do not require torch. The batch modules do.
+The names exported here do not require torch, but the batch modules do.
 """
 
 from qkv.data.documents import read_documents, read_text_chunks

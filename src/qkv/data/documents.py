@@ -1,8 +1,8 @@
 """Read documents from text, JSON lines and table files.
 
-A document is a text file, a section of it between <|endoftext|> lines, a JSON line or a table row. Only JSON and table
-lines are read into memory as a whole. Long documents are read in chunks that are split where it does not change their
-tokens (see `qkv.text.chunks`). Whitespace around documents is removed and empty documents are skipped.
+A document is a text file, a section of it between <|endoftext|> lines, a JSON line or a table row. JSON and table lines
+are read into memory as a whole. Other long documents are read in chunks, which are split at points that do not affect
+their tokens (see `qkv.text.chunks`). Whitespace around documents is removed and empty documents are skipped.
 """
 
 import codecs
@@ -35,7 +35,7 @@ class DocumentChunk:
 
 
 def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Iterator[str]:
-    """Read complete documents. Use `read_chunks` if documents may be too long for the memory."""
+    """Read complete documents. Use `read_chunks` if documents may be too large to fit in memory."""
     for source in parse_text_sources(paths):
         with open_raw_and_decompressed(source) as (_, stream):
             chunks: list[str] = []
@@ -55,7 +55,8 @@ def read_text_chunks(
 ) -> Iterator[str]:
     """Read texts without document boundaries, for example to train a tokenizer.
 
-    Stops after about `max_total_characters`. `progress` is called with the number of bytes read and the total.
+    Stops after about `max_total_characters` characters. `progress` is called with the number of bytes read and the
+    total.
     """
     sources = parse_text_sources(paths)
     total, done, n_characters = sum(source.size for source in sources), 0, 0
@@ -99,7 +100,7 @@ def _read_jsonl_csv_or_text(source: TextSource, stream: BufferedIOBase, field: s
 
 
 def _slice_documents(chunks: Iterator[DocumentChunk], start: int | None, stop: int | None) -> Iterator[DocumentChunk]:
-    """Yield the chunks of documents[start:stop]. Negative indices require that many documents in memory."""
+    """Yield the chunks of documents[start:stop]. A negative index requires keeping that many documents in memory."""
     documents = _group_by_document(chunks)
     if start is not None and start < 0:
         last = deque(enumerate(documents), maxlen=-start)
@@ -140,11 +141,11 @@ def _strip_and_split_into_chunks(document: str) -> Iterator[DocumentChunk]:
 
 
 def _split_at_endoftext_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
-    """Split text at separator lines, and long documents into chunks before their end is read."""
+    """Split text at separator lines, and split long documents into chunks without reading them to the end first."""
     buffer, has_started = "", False
     for block in blocks:
         buffer += block
-        complete = buffer.rfind("\n") + 1  # the last line is incomplete and may become a separator or not
+        complete = buffer.rfind("\n") + 1  # the last line is incomplete, so it may still become a separator
         start = 0
         for separator in _SEPARATOR.finditer(buffer, 0, complete):
             if separator.start() == 0 and has_started:
@@ -234,12 +235,12 @@ def _read_jsonl_texts(name: str, stream: BufferedIOBase, field: str) -> Iterator
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}: line {number}: not valid JSON: {error}") from None
+            raise InputError(f"{name}: line {number}: invalid JSON: {error}") from None
         if not isinstance(record, dict):
             raise InputError(f"{name}: line {number}: expected a JSON object, got {type(record).__name__}")
         if field not in record:
             available = ", ".join(map(str, record)) or "none"
-            raise InputError(f"{name}: line {number}: no field '{field}' (available: {available[:200]})")
+            raise InputError(f"{name}: line {number}: field '{field}' not found; available fields: {available[:200]}")
         text = record[field]
         if not isinstance(text, str):
             raise InputError(f"{name}: line {number}: field '{field}' must be a string, got {type(text).__name__}")
@@ -264,8 +265,8 @@ def _read_csv_or_tsv_column(name: str, stream: BufferedIOBase, field: str, *, is
                 continue
             if not 0 <= column < len(row):
                 raise InputError(
-                    f"{name}: line {rows.line_num}: column '{field}' is number {column + 1}, but the line has "
-                    f"{len(row)} columns"
+                    f"{name}: line {rows.line_num}: '{field}' is column {column + 1}, "
+                    f"but the number of columns in this row is {len(row)}"
                 )
             yield row[column]
     except csv.Error as error:
@@ -274,5 +275,5 @@ def _read_csv_or_tsv_column(name: str, stream: BufferedIOBase, field: str, *, is
 
 def _find_column(name: str, header: list[str], field: str) -> int:
     if field not in header:
-        raise InputError(f"{name}: no column '{field}' (available: {', '.join(header)[:200]})")
+        raise InputError(f"{name}: column '{field}' not found; available columns: {', '.join(header)[:200]}")
     return header.index(field)

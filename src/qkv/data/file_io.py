@@ -36,20 +36,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises `InputError` with the file name if that fails."""
+    """Read a JSON object from a file. Raises an `InputError` that contains the file name if reading fails."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from None
+        raise InputError(f"{path}: invalid JSON: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the temporary file for writing `path`."""
+    """Return the path of the temporary file that is written before it replaces `path`."""
     return path.with_name(path.name + ".partial")
 
 

@@ -1,8 +1,8 @@
 """Stateless random numbers and permutations that are pure functions of a key.
 
 A permutation of [0, n) is a Feistel network over the bits of n with cycle walking: values of n or more are permuted
-again. The domain has fewer than 2n values, so that at most two rounds are needed on average. Nothing is stored, and
-only the requested values are computed.
+again. The domain has fewer than 2n values, so at most two rounds are needed on average. Nothing is stored, and only the
+requested values are computed.
 """
 
 from hashlib import blake2b
@@ -23,7 +23,7 @@ class Permutation:
 
     def __init__(self, n: int, *key: int) -> None:
         if not 1 <= n <= _MAX_VALUES:
-            raise ConfigError(f"the size of a permutation must be from 1 to 2^62, got n={n}")
+            raise ConfigError(f"the size of a permutation must be between 1 and 2^62, got n={n}")
         self.n = n
         n_bits = (n - 1).bit_length()
         self._low = np.uint64(n_bits // 2)
@@ -58,7 +58,7 @@ def keyed_integer(n: int, *key: int) -> int:
 def keyed_uint64(counters: Indices, *key: int) -> NDArray[np.uint64]:
     """Return 64 pseudorandom bits for each counter, from the splitmix64 stream of the key."""
     first, second = np.frombuffer(_hash_key(*key), dtype="<u8")[:2]
-    # Two keys prevent one stream from being a shifted copy of another.
+    # Using two keys prevents one stream from being a shifted copy of another.
     return _splitmix64_mix(_splitmix64_mix(counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first) ^ second)
 
 
@@ -68,9 +68,9 @@ def keyed_uniform(counters: Indices, *key: int) -> NDArray[np.float64]:
 
 
 def rank_row_range(n_rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first and last (exclusive) row of a rank. Rows are distributed as evenly as possible."""
+    """Return the first row and the last row (exclusive) of a rank. Rows are distributed as evenly as possible."""
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} must be from 0 to world_size - 1, got world_size={world_size}")
+        raise ConfigError(f"rank must be between 0 and world_size - 1, got rank={rank} and world_size={world_size}")
     return n_rows * rank // world_size, n_rows * (rank + 1) // world_size
 
 
@@ -79,7 +79,10 @@ def _hash_key(*key: int) -> bytes:
 
 
 def _splitmix64_mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, 2014). Each input bit flips half the output bits."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, 2014).
+
+    On average, flipping one input bit flips half of the output bits.
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

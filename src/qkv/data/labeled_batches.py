@@ -19,7 +19,7 @@ from qkv.tensors import AttentionMask, Ids
 from qkv.text import Encoding
 
 BATCHES_PER_POOL = 50
-"""Number of batches whose rows are sorted together, enough for nearly equal lengths within a batch."""
+"""Number of batches whose rows are sorted together. It is large enough for nearly equal lengths within each batch."""
 
 Targets = Int[Tensor, "row"] | Float[Tensor, "row"] | Float[Tensor, "row class"]
 """Class indices, regression targets, or multi-hot label vectors."""
@@ -80,7 +80,7 @@ class LabeledBatch:
 
 
 class LengthGroupedLabeledBatches:
-    """An endless sequence of training batches `batch(t)`, and evaluation batches that contain each row once."""
+    """Endless training batches `batch(t)`, and evaluation batches that contain each row once."""
 
     def __init__(
         self,

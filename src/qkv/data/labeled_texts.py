@@ -1,7 +1,7 @@
 """Read labeled texts from tables (.tsv, .csv) and JSON lines.
 
 The first row of a table is a header, unless columns are specified by number (counted from 1). Blank lines are only
-allowed at the end of a file, because elsewhere they indicate a row with missing text.
+allowed at the end of a file. Elsewhere, they indicate a row with missing text.
 """
 
 import csv
@@ -30,7 +30,7 @@ class ColumnNames:
     text: tuple[str, ...] = ()
     """Text column, or two columns for text pairs (default: `text`, or `text_a` and `text_b`)."""
     label: str | None = None
-    """Label column (default: `label`, or `score` for regression if there is such a column)."""
+    """Label column (default: `label`, or `score` for regression if that column exists)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class LabeledTexts:
     """Labeled texts in the order of the file."""
 
     name: str
-    """Name in error messages, usually the file."""
+    """Name used in error messages, usually the name of the file."""
     texts: list[tuple[str, ...]]
     """Text or text pair of each row."""
     labels: list[tuple[str, ...]]
-    """Labels of each row as written. Exactly one, except for multi-label problems."""
+    """Labels of each row, as written in the file. Each row has exactly one label except in multi-label problems."""
     line_numbers: list[int]
     """Line number of each row."""
 
@@ -65,9 +65,9 @@ class LabeledTexts:
             try:
                 number = float(label)
             except ValueError:
-                raise InputError(f"{self.location(row)}: expected a number, got '{label[:80]}'") from None
+                raise InputError(f"{self.location(row)}: the label must be a number, got '{label[:80]}'") from None
             if not isfinite(number):
-                raise InputError(f"{self.location(row)}: expected a finite number, got {label}")
+                raise InputError(f"{self.location(row)}: the label must be a finite number, got {label}")
             values.append(number)
         return values
 
@@ -80,7 +80,7 @@ class LabeledTexts:
         return names
 
     def class_indices(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the labels of each row as indices into `names`, the class names of training."""
+        """Return the labels of each row as indices into `names`, the class names used in training."""
         index_by_name = {name: index for index, name in enumerate(names)}
         rows = []
         for row, labels in enumerate(self.labels):
@@ -89,14 +89,14 @@ class LabeledTexts:
                     listed = ", ".join(names[:MAX_LISTED_LABELS]) + (", …" if len(names) > MAX_LISTED_LABELS else "")
                     raise InputError(
                         f"{self.location(row)}: unknown label '{label[:80]}'{did_you_mean_suffix(label, list(names))}; "
-                        f"the {len(names)} labels of training are {listed}"
+                        f"the {len(names)} training labels are {listed}"
                     )
             rows.append(tuple(index_by_name[label] for label in labels))
         return rows
 
 
 def labeled_texts_from_rows(name: str, rows: Iterable[Sequence[Any]]) -> LabeledTexts:
-    """Create labeled texts from rows (text, label) or (text, text, label). Multiple labels are a list."""
+    """Create labeled texts from rows (text, label) or (text, text, label). Multiple labels are passed as a list."""
     texts, labels = [], []
     for number, row in enumerate(rows, 1):
         if len(row) not in (2, 3):
@@ -122,8 +122,8 @@ def read_labeled_texts(
 ) -> LabeledTexts:
     """Read labeled texts from a .tsv, .csv or .jsonl file.
 
-    With `prefer_score_column`, the default label column is `score` if there is one. With `multi_label`, a text may have
-    any number of labels.
+    With `prefer_score_column`, the default label column is `score` if that column exists. With `multi_label`, a text
+    may have any number of labels.
     """
     source = parse_single_file_source(path)
     match source.file_type:
@@ -173,7 +173,9 @@ class _TextLabelColumnResolver:
         missing = "text" if name == "text_a" and not self._column_names.text else name
         option = "--label-column" if name == (self._column_names.label or "label") else "--text-column"
         listed = ", ".join(available)[:200] or "none"
-        raise InputError(f"{self._name}: no column '{missing}' (available: {listed}); select one with {option} COLUMN")
+        raise InputError(
+            f"{self._name}: column '{missing}' not found; available columns: {listed} (select one with {option} COLUMN)"
+        )
 
 
 def _skip_only_trailing_blank_lines(
@@ -184,7 +186,7 @@ def _skip_only_trailing_blank_lines(
         if record is None:
             blank = blank or line
         elif blank is not None:
-            raise InputError(f"{name}: line {blank} is blank, but more rows follow")
+            raise InputError(f"{name}: line {blank} is blank; blank lines are only allowed at the end of the file")
         else:
             yield line, record
 
@@ -208,7 +210,7 @@ def _read_table_rows(
             is_blank = not any(cell.strip() for cell in row)
             if not is_blank and len(row) != len(header):
                 raise InputError(
-                    f"{source.name}: line {rows.line_num}: expected {len(header)} columns as in the first row, "
+                    f"{source.name}: line {rows.line_num}: expected {len(header)} columns, as in the first row, "
                     f"got {len(row)}"
                 )
             yield rows.line_num, None if is_blank else dict(zip(header, row, strict=True))
@@ -234,7 +236,7 @@ def _read_json_records(
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{source.name}: line {number}: not valid JSON: {error}") from None
+            raise InputError(f"{source.name}: line {number}: invalid JSON: {error}") from None
         if not isinstance(record, dict):
             raise InputError(f"{source.name}: line {number}: expected a JSON object, got {type(record).__name__}")
         yield number, record
@@ -242,7 +244,7 @@ def _read_json_records(
 
 def _get_field(location: str, name: str, record: Record) -> Any:  # noqa: ANN401 - any JSON value
     if name not in record:
-        raise InputError(f"{location}: no field '{name}' (available: {', '.join(record)[:200]})")
+        raise InputError(f"{location}: field '{name}' not found; available fields: {', '.join(record)[:200]}")
     return record[name]
 
 
@@ -262,8 +264,8 @@ def _get_labels(location: str, name: str, record: Record, *, multi_label: bool) 
         return tuple(sorted({label for each in labels if (label := str(each).strip())}))
     if isinstance(value, list | dict):
         raise InputError(
-            f"{location}: '{name}' must be a single label, got {type(value).__name__}; several labels require a "
-            "multi-label problem type"
+            f"{location}: '{name}' must be a single label, got {type(value).__name__}; only multi-label "
+            "classification supports several labels per text"
         )
     if value is None or not (label := str(value).strip()):
         raise InputError(f"{location}: '{name}' is empty")

@@ -32,14 +32,14 @@ class MaskedBatch:
     """Segment ids: 0 for [CLS] A [SEP], 1 for B [SEP]."""
     attention_mask: AttentionMask
     masked_positions: Int[Tensor, "batch slot"]
-    """Positions of the masked tokens. All rows have the same number of slots, so that shapes are constant."""
+    """Positions of the masked tokens. All rows have the same number of slots, so shapes are constant."""
     targets: Int[Tensor, "batch slot"]
     """Original tokens at the masked positions, or IGNORE_INDEX in unused slots."""
     next_sentence_labels: Int[Tensor, "batch"] | None
-    """1 if B is from another document and 0 if it follows A. None without next-sentence prediction."""
+    """1 if B is from another document and 0 if B follows A, or None if next-sentence prediction is disabled."""
     n_targets: int
     full_batch_targets_per_row: float
-    """Mean number of targets per row of the full batch, also after `split`.
+    """Mean number of targets per row of the full batch. `split` does not change this number.
 
     It determines the weight of the next-sentence loss relative to the masked-token loss.
     """
@@ -78,7 +78,7 @@ class MaskedBatches:
         min_length = self.config.n_special_tokens + 2
         if self.seq_len < min_length:
             raise ConfigError(
-                f"seq_len={self.seq_len} must be at least {min_length}: the special tokens and two tokens"
+                f"seq_len must be at least {min_length} (the special tokens and two text tokens), got {self.seq_len}"
             )
         _ = self.pair_sampler, self._masker  # create them now, so that invalid settings are reported immediately
 
@@ -102,7 +102,7 @@ class MaskedBatches:
         return t * self.batch_size / self.pair_sampler.n_examples
 
     def rank_example_numbers(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
-        """Return the numbers of the examples of batch t for this rank."""
+        """Return the example numbers of batch t for this rank."""
         if t < 0:
             raise InputError(f"the batch number must not be negative, got {t}")
         first, last = rank_row_range(self.batch_size, rank=rank, world_size=world_size)

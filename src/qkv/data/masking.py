@@ -1,8 +1,8 @@
 """Token masking for BERT's masked language modeling.
 
-The tokens of a row are put in random order and the first 15 % are masked. Starting at a random one of these (and
+The tokens of a row are put in random order and the first 15 % are masked. Starting at a random masked token (and
 wrapping around), 80 % become [MASK], 10 % become a random token and the rest are unchanged. The fractions are exact in
-every row up to rounding, and the rounding is random, so that they are also exact on average. The result is a pure
+every row up to rounding. The rounding is random, so the fractions are also exact on average. The result is a pure
 function of (seed, example).
 """
 
@@ -26,7 +26,7 @@ _SPACE_SYMBOLS = ("Ġ", "▁")
 
 
 class Replacement(IntEnum):
-    """What a masked token is replaced with."""
+    """Kind of replacement for a masked token."""
 
     MASK = 0
     RANDOM = 1
@@ -34,7 +34,7 @@ class Replacement(IntEnum):
 
 
 class _MaskingRandomStreamKey(IntEnum):
-    """Keys of the random streams. `next_sentence` uses the keys from 0."""
+    """Keys of the random streams. The keys of `next_sentence` start at 0."""
 
     ORDER = 10
     ROUNDING = 11
@@ -55,7 +55,7 @@ class MaskedRows:
 class _ShuffledPositions(NamedTuple):
     positions: Indices
     n_maskable: Indices
-    """Number of maskable tokens of each row. Their positions come first."""
+    """Number of maskable tokens of each row. The positions of these tokens come first."""
 
 
 class TokenMasker:
@@ -120,7 +120,7 @@ class TokenMasker:
     ) -> MaskedRows:
         """Replace the masked tokens.
 
-        `packed_positions_and_kinds` combines the position and the kind of replacement in one number, so that one sort
+        `packed_positions_and_kinds` combines the position and the kind of replacement in a single number, so one sort
         orders both.
         """
         packed_positions_and_kinds = np.sort(packed_positions_and_kinds, axis=1)[:, : self.max_masked_tokens]

@@ -1,9 +1,9 @@
 """Sample segment pairs for BERT's next-sentence prediction.
 
 An example is a span of a document, split into segments A and B between two sentences. In one of every two examples, B
-is replaced by a segment of another document, which is chosen in the same way, so that neither its length nor its
-boundaries reveal the label. Each epoch visits evenly spaced span centers in random order. The result is a pure
-function of (seed, example), and nothing is stored.
+is replaced by a segment of another document. This segment is chosen in the same way, so neither its length nor its
+boundaries reveal the label. Each epoch visits evenly spaced span centers in random order. The result is a pure function
+of (seed, example), and nothing is stored.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MIN_SHORT_FRACTION = 1 / 8
 
 
 class _RandomStreamKey(IntEnum):
-    """Keys of the random streams. `masking` uses the keys from 10."""
+    """Keys of the random streams. The keys of `masking` start at 10."""
 
     ORDER = 0
     OFFSET = 1
@@ -35,7 +35,10 @@ class _RandomStreamKey(IntEnum):
 
 @dataclass(frozen=True)
 class SegmentPairSpans:
-    """Start positions and lengths of segments A and B in the store. Without next-sentence prediction, B is empty."""
+    """Start positions and lengths of segments A and B in the store.
+
+    If next-sentence prediction is disabled, B is empty.
+    """
 
     a_starts: Indices
     a_lengths: Indices
@@ -66,9 +69,9 @@ class SegmentPairSampler:
     """Maximum total length of A and B, at least 2."""
     seed: int
     sample_pairs: bool = True
-    """Whether to sample pairs. Otherwise, the whole span is segment A."""
+    """Whether to sample pairs. If False, segment A is the whole span."""
     short_sequence_fraction: float = 0.1
-    """Fraction of examples with a random shorter length."""
+    """Fraction of examples that have a shorter, random length."""
 
     def __post_init__(self) -> None:
         if not self.sample_pairs:
@@ -77,11 +80,11 @@ class SegmentPairSampler:
         if n_documents < 2:
             raise InputError(
                 f"next-sentence prediction requires at least 2 documents, got {n_documents}; use several files, "
-                "separate documents with <|endoftext|> lines, or disable it (--no-next-sentence, or "
-                "masking.next_sentence=false in a recipe)"
+                "separate documents with <|endoftext|> lines, or disable next-sentence prediction "
+                "(--no-next-sentence, or masking.next_sentence=false in a recipe)"
             )
         if self._document_lengths.max() < 2:
-            raise InputError("next-sentence prediction requires a document of at least 2 tokens")
+            raise InputError("next-sentence prediction requires at least one document of at least 2 tokens")
 
     @property
     def n_examples(self) -> int:
@@ -107,7 +110,8 @@ class SegmentPairSampler:
             b[rows], n_b[rows] = self._sample_b_from_other_document(spans, rows, uniform)
             rows = rows[self._first_sentence_equals_continuation(spans, rows, b[rows], n_b[rows])]
         raise InputError(
-            f"the documents are too similar: {MAX_RESAMPLES} samples of other documents all equal the next sentence"
+            f"the documents are too similar: in {MAX_RESAMPLES} attempts, every sentence sampled from another document "
+            "was equal to the actual next sentence"
         )
 
     @cached_property
@@ -141,7 +145,8 @@ class SegmentPairSampler:
         if self._splittable_document_at_or_after is not None:
             documents = self._splittable_document_at_or_after[documents - self.source.document_range.start]
         begin, end = self.source.clipped_document_spans(documents)
-        # Spans are moved to lie within the document, so that its ends are sampled nearly as often as its middle.
+        # Spans are moved to lie within the document, so the ends of a document are sampled nearly as often as its
+        # middle.
         earliest = _span_starts(np.clip(centers, begin, end), max_tokens, begin, end)
         next_sentence = self.source.boundaries[self.source.next_boundary(earliest)]
         # Start at a sentence if that shortens the span by less than half.
@@ -173,7 +178,7 @@ class SegmentPairSampler:
         positions = self.source.start + (uniform * (self.source.n_text_tokens - document_length)).astype(np.int64)
         positions += np.where(positions >= begin, document_length, 0)
         first, end = self.source.clipped_document_spans(self.source.document_at(positions))
-        # B starts where it would if it followed a segment A of the same length in that document.
+        # B starts at the position at which it would follow a segment A of the same length in that document.
         earliest = _span_starts(positions, max_tokens, first, end) + n_a
         boundaries, last = self.source.boundaries, self.source.sentence_at(end - 1)
         starts = boundaries[np.minimum(self.source.next_boundary(np.minimum(earliest, end)), last)]

@@ -1,7 +1,7 @@
 """Batches of translation pairs of similar length.
 
-Pairs are grouped into buckets by length. All batches of a bucket are padded to the same length, and batches of shorter
-pairs have more rows, so that all batches cost about the same. There are few different shapes, which limits the
+Pairs are grouped into buckets by length. All batches of a bucket are padded to the same length. Batches of shorter
+pairs have more rows, so all batches cost about the same. The number of different shapes is small, which limits
 recompilations of a compiled training step. In some batches, two or three pairs are concatenated into one row. Batch t
 is a pure function of (seed, t).
 """
@@ -22,7 +22,7 @@ from qkv.data.sentence_store import expand_ranges
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, Ids, Patches, SourceIds
 
-_SIZE_MULTIPLE = 8  # lengths and numbers of rows are multiples of it, for efficient GPU kernels
+_SIZE_MULTIPLE = 8  # lengths and numbers of rows are multiples of this size, for efficient GPU kernels
 _NO_PAIR = -1
 
 
@@ -36,7 +36,10 @@ class PairBatch:
 
     source: SourceIds | Patches
     source_lengths: Int[Tensor, "batch"]
-    """Number of tokens of each source. Always on the CPU, so that counting them does not synchronize with the GPU."""
+    """Number of tokens of each source.
+
+    The tensor is always on the CPU, so reading it does not synchronize with the GPU.
+    """
     ids: Ids
     targets: Ids
     counts: Int[Tensor, "batch"]
@@ -59,7 +62,7 @@ class PairBatch:
         return torch.arange(self.source.shape[1], device=self.source.device) < lengths[:, None]
 
     def split(self, n_rows: int) -> "Iterator[PairBatch]":
-        """Split the batch into micro-batches, as many as a batch of the longest pairs with `n_rows` rows each."""
+        """Split the batch into as many micro-batches as a batch of the longest pairs has with `n_rows` rows each."""
         n_parts = -(-self.full_batch_rows // n_rows)
         size = -(-len(self.ids) // n_parts)
         for start in range(0, len(self.ids), size):
@@ -79,7 +82,7 @@ class LengthBucket:
     """Pairs of similar length."""
 
     row_length: int
-    """Length of each row, unless pairs are concatenated."""
+    """Length of each row if pairs are not concatenated."""
     rows_per_batch: int
     pair_indices: Indices = field(repr=False)
 
@@ -106,14 +109,15 @@ class PairBatches:
     def __post_init__(self) -> None:
         if self.seq_len < _SIZE_MULTIPLE or self.batch_size < 1:
             raise ConfigError(
-                f"seq_len={self.seq_len} must be at least {_SIZE_MULTIPLE} and batch_size={self.batch_size} at least 1"
+                f"seq_len must be at least {_SIZE_MULTIPLE} and batch_size at least 1, "
+                f"got seq_len={self.seq_len} and batch_size={self.batch_size}"
             )
         if not self.buckets:
             raise InputError(f"all {len(self.store)} pairs are longer than seq_len={self.seq_len} tokens")
 
     @cached_property
     def required_lengths(self) -> Indices:
-        """Row length that each pair requires: <bos> … <eos> for the source, one less for the target."""
+        """Row length that each pair requires, with <bos> and <eos> for the source and one of them for the target."""
         return np.maximum(self.store.lengths[0] + 2, self.store.lengths[1] + 1)
 
     @property
@@ -169,9 +173,9 @@ class PairBatches:
         )
 
     def eval_batch(self, t: int) -> PairBatch:
-        """Return validation batch t of one epoch, without concatenated pairs and empty rows.
+        """Return validation batch t of one epoch, without concatenated pairs or empty rows.
 
-        The batches are in random order, so that the first ones are a representative sample.
+        The batches are in random order, so the first batches are a representative sample.
         """
         batch_index = int(Permutation(self.n_batches, 0)(np.array([t]))[0])
         number, first = self._bucket_number_and_first_pair(batch_index)
@@ -197,7 +201,7 @@ class PairBatches:
 
     def _n_rows_within_token_budget(self, length: int) -> int:
         rows = max(1, self.batch_size * self.seq_len // length)
-        # 24 is divisible by 2 and 3, so that the pairs fill all rows if two or three are concatenated.
+        # 24 is divisible by 2 and 3, so the pairs fill all rows if two or three pairs are concatenated.
         step = 24 if rows >= 24 else _SIZE_MULTIPLE if rows >= _SIZE_MULTIPLE else 1
         return rows // step * step
 
@@ -248,7 +252,10 @@ def _reshape_and_pad_pair_indices(pairs: Indices, *, n_rows: int, width: int) ->
 
 
 def _bucket_max_lengths(length: int) -> Iterator[int]:
-    """Yield the maximum lengths of the buckets, which are narrower for short pairs because these are more frequent."""
+    """Yield the maximum lengths of the buckets.
+
+    Buckets of short pairs are narrower because short pairs are more frequent.
+    """
     edge = _SIZE_MULTIPLE
     while edge < length:
         yield edge

@@ -12,7 +12,7 @@ from qkv.data.text_sources import ProgressCallback, TextSource, open_raw_and_dec
 from qkv.errors import InputError
 
 _MIN_RATIO_LENGTH = 12  # characters; length ratios of shorter sentences are meaningless (`Go!`, `¡Váyase!`)
-_SAMPLE_SIZE = 2000  # pairs whose words are sufficient to identify the languages
+_SAMPLE_SIZE = 2000  # number of pairs whose words are sufficient to identify the languages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class PairFile:
         stem, _, compression = source.name.rpartition(suffix) if suffix else (source.name, "", "")
         target = source.with_name(stem + target_suffix + compression)
         if not target.is_file():
-            raise InputError(f"{target}: file not found; it should contain the targets of {source}")
+            raise InputError(f"{target}: file not found; expected the target sentences of {source}")
         return cls(source=source, target=target)
 
     def read(self, progress: ProgressCallback | None = None) -> Iterator[Pair]:
@@ -55,13 +55,14 @@ class PairFile:
             if source_line is None or target_line is None:
                 short, long = (self.source, target) if source_line is None else (target, self.source)
                 raise InputError(
-                    f"{short}: has only {number - 1} lines, but {long} has more; the files must be aligned"
+                    f"{short}: has only {number - 1} lines, but {long} has more; "
+                    "both files must have the same number of lines"
                 )
             yield source_line.strip(), target_line.strip()
 
 
 class EmptyUnevenDuplicatePairFilter:
-    """Drops empty, uneven and duplicate pairs of all files of a corpus, and counts them by reason."""
+    """Drops empty, uneven and duplicate pairs of a corpus, and counts the dropped pairs by reason."""
 
     def __init__(self, *, max_length_ratio: float) -> None:
         self.max_length_ratio = max_length_ratio
@@ -87,7 +88,7 @@ class EmptyUnevenDuplicatePairFilter:
 
 
 def check_languages_not_swapped(reference: Sequence[Pair], pairs: Iterable[Pair], *, name: str) -> None:
-    """Raise `InputError` if the source and target languages of `pairs` are swapped compared with `reference`."""
+    """Raise `InputError` if the source and target languages of `pairs` are swapped relative to `reference`."""
     sources, targets = (_count_words(reference, side) for side in (0, 1))
     sample = take_sample(pairs)
     is_swapped = all(
@@ -95,7 +96,7 @@ def check_languages_not_swapped(reference: Sequence[Pair], pairs: Iterable[Pair]
         for side, same_side, other_side in ((0, sources, targets), (1, targets, sources))
     )
     if is_swapped:
-        raise InputError(f"{name}: source and target appear to be swapped compared with the other files")
+        raise InputError(f"{name}: the source and target languages appear to be swapped relative to the other files")
 
 
 def take_sample(pairs: Iterable[Pair]) -> list[Pair]:

@@ -1,8 +1,8 @@
 """Split translation pairs into training, dev and test sets without shared sentences.
 
-Collections such as Tatoeba contain many translations of the same sentence. In a random split, many test sentences also
-occur in the training set, in one of the two languages. Therefore, the pairs are split by connected component of the
-graph whose nodes are sentences and whose edges are pairs.
+Collections such as Tatoeba contain many translations of the same sentence. In a random split, one side of many test
+pairs also occurs in the training set. Therefore, the pairs are split by connected component of the graph whose nodes
+are sentences and whose edges are pairs.
 """
 
 import re
@@ -38,12 +38,15 @@ def split_pairs(
 ) -> PairSplit:  # fmt: skip
     """Split pairs into sets of `n_dev` and `n_test` pairs and a training set of the rest.
 
-    If the components are too large for an exact split, the dev and test sets may be smaller, but at least half of the
-    requested size. With `by_component=False`, the split is random. `leakage` measures the resulting overlap.
+    If the components are too large for an exact split, the dev and test sets may be smaller than requested, but have at
+    least half of the requested size. With `by_component=False`, the split is random. `leakage` measures the resulting
+    overlap.
     """
     n = len(pairs)
     if n_dev + n_test >= n:
-        raise InputError(f"{n} pairs are not enough for {n_dev} dev pairs, {n_test} test pairs and training pairs")
+        raise InputError(
+            f"{n} pairs are too few for {n_dev} dev pairs, {n_test} test pairs and at least 1 training pair"
+        )
     group = connected_components(pairs) if by_component else np.arange(n)
     sizes = np.bincount(group)
     part = np.zeros(len(sizes), np.int8)
@@ -61,8 +64,8 @@ def split_pairs(
             break
     if any(2 * remaining[part_id] > requested[part_id] for part_id in requested):
         raise InputError(
-            f"cannot split {n} pairs into {n_dev} dev and {n_test} test pairs: they form {len(sizes)} connected "
-            f"components, the largest of {sizes[largest]} pairs"
+            f"cannot split {n} pairs into {n_dev} dev and {n_test} test pairs: the pairs form "
+            f"{len(sizes)} groups without common sentences, and the largest group has {sizes[largest]} pairs"
         )
     pair_parts = part[group]
     train, dev, test = (np.flatnonzero(pair_parts == part_id) for part_id in (0, 1, 2))

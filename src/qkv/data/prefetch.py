@@ -13,8 +13,8 @@ def prefetch(
 ) -> Generator[T, None, None]:
     """Yield batch(start), batch(start + 1), … in order, computed ahead by worker threads.
 
-    An exception is raised when its batch is requested. Batches are pure functions of their number, so the result does
-    not depend on the number of workers.
+    An exception in a worker is raised when the batch that caused it is requested. Batches are pure functions of their
+    number, so the result does not depend on the number of workers.
     """
     waiting: deque[Future[T]] = deque()
     number = start

@@ -39,7 +39,7 @@ class SentenceStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Open a store. Only the index and document ends are read, and all other data are memory-mapped."""
+        """Open a store. Only the index and the document ends are read. All other data is memory-mapped."""
         folder = Path(folder)
         store = TokenStore.open(folder)
         path = folder / SENTENCES_FILE
@@ -49,7 +49,9 @@ class SentenceStore:
         n_sentences = len(table) - store.n_documents - 1
         counts, boundaries = table[: store.n_documents], table[store.n_documents :]
         if n_sentences < 1 or counts[-1] != n_sentences or boundaries[-1] + n_sentences != store.n_tokens:
-            raise InputError(f"{path}: does not match the store of {store.n_tokens} tokens in the same folder")
+            raise InputError(
+                f"{path}: does not match the token store in the same folder, which contains {store.n_tokens} tokens"
+            )
         return cls(
             store=store, boundaries=boundaries, document_ends=boundaries[counts], start=0, stop=int(boundaries[-1])
         )
@@ -64,7 +66,7 @@ class SentenceStore:
         return range(int(first), int(last) + 1)
 
     def split(self, second_fraction: float) -> "tuple[SentenceStore, SentenceStore]":
-        """Split the store into two parts, the second with about this fraction of the tokens.
+        """Split the store into two parts. The second part contains about this fraction of the tokens.
 
         The store is split between documents if each part has at least two, and between sentences otherwise.
         """
@@ -77,7 +79,7 @@ class SentenceStore:
             split_position = int(self.boundaries[self.next_boundary(goal)][0])
         if not self.start < split_position < self.stop:
             raise InputError(
-                f"cannot split off {second_fraction:.0%} of {self.n_text_tokens} tokens without cutting a sentence"
+                f"cannot split off {second_fraction:.0%} of {self.n_text_tokens} tokens without splitting a sentence"
             )
         return replace(self, stop=split_position), replace(self, start=split_position)
 

@@ -51,7 +51,7 @@ def pack_encoded_chunks(rows: Sequence[list[int]], chunks: Sequence[DocumentChun
 
 @contextmanager
 def disable_tokenizer_threads() -> Iterator[None]:
-    """Keep `tokenizers` from starting its own threads, so that `n_workers` is the total number of threads."""
+    """Prevent `tokenizers` from starting its own threads, so that `n_workers` is the total number of threads."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

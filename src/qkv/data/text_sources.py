@@ -75,12 +75,12 @@ def parse_text_sources(source_specs: Sequence[str | Path]) -> list[TextSource]:
 
 
 def parse_single_file_source(path: str | Path) -> TextSource:
-    """Return a single file to read line by line. Folders and document slices are errors."""
+    """Return a single file to read line by line. Folders and document slices raise an error."""
     if Path(path).is_dir():
-        raise InputError(f"{path}: is a folder, not a file")
+        raise InputError(f"{path}: expected a file, got a folder")
     sources = parse_text_sources([path])
     if sources[0].document_slice is not None:
-        raise InputError(f"{path}: [start:stop] is not supported for this file")
+        raise InputError(f"{path}: document slices ([start:stop]) are not supported for this file")
     return sources[0]
 
 
@@ -118,7 +118,7 @@ def open_raw_and_decompressed(source: TextSource) -> Iterator[tuple[HashingReade
             yield opened, _open_decompressed(source, opened)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"{source.name}: cannot read: {reason}") from None
+        raise InputError(f"{source.name}: cannot be read: {reason}") from None
 
 
 def _open_decompressed(source: TextSource, opened: HashingReader) -> io.BufferedIOBase:
@@ -146,7 +146,7 @@ def _open_zstandard(source: TextSource, stream: io.BufferedIOBase) -> io.Buffere
 
 
 class _ZstandardReaderWithOSErrors(io.RawIOBase):
-    """Converts zstandard errors to `OSError`, which the other decompressors raise."""
+    """Converts zstandard errors to `OSError`, as raised by the other decompressors."""
 
     def __init__(self, inner: Any, error: type[Exception]) -> None:  # noqa: ANN401 - a type of an optional library
         self._inner = inner
@@ -166,7 +166,7 @@ def _find_text_files(folder: Path) -> list[TextSource]:
     try:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     except OSError as error:  # deleted or not permitted
-        raise InputError(f"{folder}: cannot read: {error.strerror}: {error.filename}") from None
+        raise InputError(f"{folder}: cannot be read: {error.strerror}: {error.filename}") from None
     sources = [TextSource(str(path), is_explicit=False) for path in paths]
     texts = [source for source in sources if source.file_type in TEXT_SUFFIXES]
     if not texts:

@@ -1,8 +1,8 @@
 """Batches for next-token prediction from a token store.
 
-Each epoch splits the tokens, treated as a ring, into windows from a random offset on, and visits the windows in random
-order. Each token is the target in exactly one window per epoch. Batch t is a pure function of (seed, t), so that any
-step can be computed directly, on any number of workers and for a corpus of any size.
+Each epoch treats the tokens as a ring, splits the ring into windows starting at a random offset, and visits the windows
+in random order. Each token is the target in exactly one window per epoch. Batch t is a pure function of (seed, t), so
+any batch can be computed directly, with any number of workers and for a corpus of any size.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ class TokenBatch:
     document_ids: Ids | None
     """Document of the target of each position, or None if attention crosses document boundaries.
 
-    The end token before a document belongs to that document, because the first token is predicted from it.
+    The end token before a document belongs to that document because the first token of the document is predicted from
+    it.
     """
     counts: Int[Tensor, "batch"]
     """Number of targets in each row."""
@@ -99,7 +100,7 @@ class TokenBatches:
         return _split_inputs_and_targets(rows, lengths, with_documents=not self.cross_documents)
 
     def _read_ring_window_and_document_ids(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Return seq_len + 1 tokens of the ring from `start` on, and the document ids of the targets."""
+        """Return seq_len + 1 tokens of the ring, starting at `start`, and the document ids of the targets."""
         n = self.source.n_tokens
         tokens, document_ids = [], []
         for lap, low, high in _split_range_by_lap(start, self.seq_len + 1, n):
@@ -114,7 +115,7 @@ class TokenBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTokenBatches:
-    """Validation batches that contain each token once, in order. The first one is predicted from the end token."""
+    """Validation batches that contain each token once, in order. The first token is predicted from the end token."""
 
     source: TokenSource
     seq_len: int
@@ -166,7 +167,9 @@ class EvalTokenBatches:
 
 def _check_sizes_at_least_one(source: TokenSource, seq_len: int, batch_size: int) -> None:
     if seq_len < 1 or batch_size < 1:
-        raise ConfigError(f"seq_len={seq_len} and batch_size={batch_size} must be at least 1")
+        raise ConfigError(
+            f"seq_len and batch_size must be at least 1, got seq_len={seq_len} and batch_size={batch_size}"
+        )
     if source.n_tokens < 1:
         raise ConfigError("the token store is empty (n_tokens=0)")
 

@@ -192,7 +192,7 @@ class TokenStore:
         return np.concatenate([table[len(table) // 2 :] for table in tables]).astype(np.int64)
 
     def slice(self, start: int, stop: int) -> "TokenStoreSlice":
-        """Return a view of the tokens [start, stop), e.g. for training or validation."""
+        """Return a view of the tokens [start, stop), for example for training or validation."""
         return TokenStoreSlice(self, start, stop)
 
     @property
@@ -288,7 +288,7 @@ def _read_verified_index(path: Path) -> StoreIndex:
     for name in ("n_tokens", "n_documents", "n_bytes"):
         total = sum(getattr(shard, name) for shard in index.shards)
         if total != getattr(index, name):
-            raise InputError(f"{path}: {name} is {getattr(index, name)}, but the shards have {total} in total")
+            raise InputError(f"{path}: {name} is {getattr(index, name)}, but the shards contain {total} in total")
     return index
 
 

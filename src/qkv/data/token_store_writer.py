@@ -1,6 +1,6 @@
 """Tokenize text files into a token store, in parallel and resumable.
 
-The contents of the store only depend on the sources, the tokenizer and the shard size. Each finished shard is flushed
+The contents of the store depend only on the sources, the tokenizer and the shard size. Each finished shard is flushed
 to disk, renamed, and recorded in `progress.json` with the position in the sources at which the next shard starts.
 """
 
@@ -44,11 +44,11 @@ from qkv.text import Tokenizer, save_tokenizer
 
 PROGRESS_FILE = "progress.json"
 SHARD_TOKENS = 1 << 25
-"""Number of tokens per shard. An interruption loses at most one shard, about a minute of work on two cores."""
+"""Number of tokens per shard. An interruption loses at most one shard, which takes about a minute on two cores."""
 
 _GROUP_CHARACTERS = (
     1 << 20
-)  # characters per task: large compared with the overhead of a call, small compared with the memory
+)  # characters per task, large compared with the overhead of a call and small compared with the memory
 
 
 def available_cores() -> int:
@@ -99,7 +99,7 @@ def prepare_store(
 
 
 class PreparationPlan(Config):
-    """Everything that determines the contents of a store. A preparation is only resumed with the same plan."""
+    """Everything that determines the contents of a store. A preparation is resumed only if its plan is unchanged."""
 
     sources: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -153,7 +153,7 @@ def _make_preparation_plan(
     sources: list[TextSource], *, tokenizer: Tokenizer, field: str, shard_tokens: int, sentences: bool
 ) -> PreparationPlan:
     if shard_tokens < 1:
-        raise ConfigError(f"shard_tokens={shard_tokens} must be at least 1")
+        raise ConfigError(f"shard_tokens must be at least 1, got {shard_tokens}")
     files = [None if source.name == STANDARD_INPUT else Path(source.path).stat() for source in sources]
     return PreparationPlan(
         sources=tuple(source.name for source in sources),
@@ -181,16 +181,18 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
             differs = [
                 name for name in PreparationPlan.model_fields if getattr(plan, name) != getattr(state.plan, name)
             ]
-            raise InputError(
-                f"{folder}: cannot resume the unfinished store, because of different "
-                f"{', '.join(differs) or 'standard input'}; use a new folder"
+            reason = (
+                f"these settings have changed: {', '.join(differs)}"
+                if differs
+                else "standard input cannot be read a second time"
             )
+            raise InputError(f"{folder}: cannot resume the unfinished store because {reason}. Use a new folder")
     elif folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: not a folder")
+        raise InputError(f"{folder}: expected a folder, got a file")
     elif (folder / INDEX_FILE).exists():
         raise InputError(f"{folder}: already contains a complete store; use a new folder")
     elif folder.is_dir() and (existing := sorted(p.name for p in folder.iterdir() if p.suffix != ".partial")):
-        raise InputError(f"{folder}: folder is not empty (it contains {existing[0]}); use a new folder")
+        raise InputError(f"{folder}: the folder is not empty (it contains {existing[0]}); use a new folder")
     state = PreparationState(plan=plan)
     with convert_os_errors_to_disk_error(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)

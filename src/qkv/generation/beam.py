@@ -70,9 +70,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Run beam search with any decoder that holds one row per sequence and has just produced `logits`.
 
-    Each step keeps the `n_beams` most probable one-token continuations. A beam that generates a stop token is
-    finished and leaves the search. The search of a sequence ends when it has `n_beams` finished hypotheses and no
-    running beam has a better score than the worst of them. `constraints` contains, for each sequence, the terms (as
+    Each step keeps the `n_beams` most probable one-token continuations. A beam that generates a stop token is finished
+    and leaves the search. The search for a sequence ends when it has `n_beams` finished hypotheses and no running beam
+    has a better score than the worst of these hypotheses. `constraints` contains, for each sequence, the terms (as
     token ids) that its output must contain. `suppressed_ids` are never generated.
     """
     terms = [TermConstraints(sequence_terms) for sequence_terms in constraints] or [TermConstraints([]) for _ in limits]
@@ -80,8 +80,8 @@ def beam_search(
     running = searches
     suppressed = torch.tensor(sorted(suppressed_ids), dtype=torch.long, device=logits.device)
     while True:
-        # Up to n_beams · len(stop_ids) of the best continuations may be stop tokens, which finish a beam. Fetching
-        # this many more leaves n_beams others to continue with.
+        # Up to n_beams · len(stop_ids) of the best continuations may be stop tokens, which finish a beam. Fetching this
+        # many more ensures that n_beams continuations remain.
         continuations = _best_continuations(running, logits, suppressed, n=beam.n_beams * (1 + len(stop_ids)))
         width = len(running[0].beams)
         for search, search_continuations in zip(running, continuations, strict=True):
@@ -127,12 +127,12 @@ def _best_continuations(
 ) -> list[list[_Continuation]]:
     """Return the best one-token continuations of each search, best first.
 
-    Without constraints, these are the `n` best over all beams of a search. With constraints, they are the `n` best
-    of each beam and the tokens that continue a constraint.
+    Without constraints, these are the `n` best over all beams of a search. With constraints, these are the `n` best of
+    each beam, plus the tokens that continue a constraint.
     """
     beams = [beam for search in searches for beam in search.beams]
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    # Forbidden tokens are masked in `totals` only, so that `log_p` remains the log-probability under the model.
+    # Forbidden tokens are masked only in `totals` so that `log_p` remains the log-probability under the model.
     log_p = logits.to(dtype).log_softmax(-1)
     sums = torch.tensor([beam.total for beam in beams], dtype=dtype, device=logits.device)
     totals = sums[:, None] + log_p
@@ -177,7 +177,7 @@ def _continuations_by_search(
 def _new_constraint_continuations(
     search: "_SequenceBeams", continuations: list[_Continuation], log_p: Tensor, totals: Tensor
 ) -> list[_Continuation]:
-    """Return the continuations that advance a constraint and are not among `continuations` already."""
+    """Return the continuations that advance a constraint and are not already in `continuations`."""
     existing = {(continuation.parent, continuation.id) for continuation in continuations}
     wanted = [
         (parent, token_id)
@@ -194,7 +194,7 @@ def _new_constraint_continuations(
 def _common_prefix_length(sequences: list[list[int]]) -> int:
     """Number of leading ids that all sequences share.
 
-    It equals the common prefix of the smallest and the largest sequence in lexicographic order.
+    This is the common prefix of the smallest and the largest sequence in lexicographic order.
     """
     first, last = min(sequences), max(sequences)
     return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
@@ -208,8 +208,8 @@ class _SequenceBeams:
     ) -> None:
         if constraints.n_tokens > limit.max_new_tokens:
             raise InputError(
-                f"the constraints have {constraints.n_tokens} tokens, "
-                f"but at most {limit.max_new_tokens} tokens may be generated"
+                f"the constraints have {constraints.n_tokens} tokens, but at most {limit.max_new_tokens} tokens may be "
+                "generated"
             )
         self.constraints = constraints
         self.beams = [_Beam([], [], 0.0)]
@@ -251,7 +251,7 @@ class _SequenceBeams:
             if continuation.id not in self._stop_ids:
                 unfinished.append(beam)
                 if len(unfinished) == n_beams and not is_constrained:
-                    break  # stop tokens after this are not among the n_beams best continuations
+                    break  # any later stop tokens are not among the n_beams best continuations
             elif (rank < n_beams or is_constrained) and self._is_complete(beam):
                 self._finish(beam, FinishReason.STOP)
         if is_constrained:

@@ -35,9 +35,9 @@ def allocate_beams(ranked: Iterable[tuple[int, T]], n_beams: int) -> list[T]:
     """Select at most `n_beams` items from (satisfied tokens, item) pairs, which must be sorted best first.
 
     Items are grouped by the number of satisfied tokens and taken from the groups in round-robin order, starting with
-    the group that satisfies most. Beams that satisfy more constraints have lower probabilities, because they contain
-    tokens that the model did not prefer. Ranking by probability only would drop all of them. The grouping is that of
-    arXiv:1704.07138, and the allocation follows arXiv:1804.06609.
+    the group that satisfies the most tokens. Beams that satisfy more constraints have lower probabilities because they
+    contain tokens that the model did not prefer. Ranking only by probability would drop all of these beams. The
+    grouping follows arXiv:1704.07138, and the allocation follows arXiv:1804.06609.
     """
     banks: dict[int, list[T]] = {}
     for n_satisfied, item in ranked:

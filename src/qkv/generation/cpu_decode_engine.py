@@ -1,9 +1,9 @@
 """Fast single-token decode step on a CPU, for a GPT or the decoder of an encoder–decoder.
 
-`GPT.forward` and `Seq2Seq.decode` are the specification, and results agree with them up to rounding. A decode step of a
-small model is so short that Python overhead (taps, dispatch, masks, views) dominates it. The engine therefore executes
-a layer in about a dozen torch calls. `supports_cpu_decode_engine` states which models it supports. All others use the
-eager implementation.
+The results match those of the reference implementations `GPT.forward` and `Seq2Seq.decode` up to rounding. A decode
+step of a small model is so short that Python overhead (taps, dispatch, masks, views) dominates its time. The engine
+therefore executes a layer in about a dozen torch calls. `supports_cpu_decode_engine` returns whether a model is
+supported. All other models use the eager implementation.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class _StepState:
     slots: Sequence[tuple[Tensor, Tensor]]
     """Destination of the new keys and values of each layer."""
     append_slots: RaggedAppendSlots | None
-    """Positions to write to if rows have different lengths. In this case, `slots` contains the full cache."""
+    """Positions to write to if rows have different lengths, in which case `slots` contains the full cache."""
     angles: RotaryAngles | None
     mask: Tensor | None
     """Additive mask for the scores, of shape (batch · kv_head or 1, heads per kv_head or 1, key)."""
@@ -81,7 +81,7 @@ class CPUDecodeEngine:
             zeros = self._token_embedding.new_zeros(1, capacity, self._token_embedding.shape[1])
             self._position_embedding = embedding.position(zeros, positions)[0]
         if decoder.relative_positions is not None:
-            # A bias only depends on the distance, so the row of the last query contains all of its values.
+            # A bias depends only on the distance, so the row of the last query contains all values.
             queries = positions if isinstance(decoder.relative_positions, RotaryEmbedding) else positions[:, -1:]
             position_info = decoder.relative_positions(queries, positions)
             self._rotation, self._bias = position_info.rotation, position_info.bias
@@ -134,14 +134,14 @@ class CPUDecodeEngine:
         return x
 
     def _equal_length_step_state(self, cache: KVCache, buffers: DecodeBuffers) -> _StepState:
-        """Step state for rows of equal length: the visible keys are a slice of the cache, so no mask is needed."""
+        """Step state for rows of equal length. The visible keys are a slice of the cache, so no mask is needed."""
         n = cache.n_filled
         first = 0 if self._sliding_window is None else max(0, n - self._sliding_window)
         new_slots = (part.select(3, n - 1) for part in (cache.keys, cache.values))
         angles = None if self._rotation is None else [part[0, 0, n - 1] for part in self._rotation]
         mask = None
         if self._bias is not None:
-            # The bias only depends on the distance to the query, so this is the end of the last query's row.
+            # The bias depends only on the distance to the query, so these values are the end of the last query's row.
             mask = self._group_mask_by_kv_head(self._bias[..., self._capacity - n + first :], buffers.rows)
         return _StepState(
             buffers=buffers,
@@ -227,7 +227,8 @@ class _DecodeBlock:
         else:
             state.append_slots.write(key_slots, buffers.keys[:, :, None])
             state.append_slots.write(value_slots, buffers.values[:, :, None])
-        # Explicit matmuls and softmax: torch's fused attention takes 1.5 times as long for a single query per head.
+        # Use explicit matmuls and softmax because torch's fused attention takes 1.5 times as long for a single query
+        # per head.
         queries, keys = buffers.grouped_queries(), state.keys[layer]
         scores = torch.bmm(queries, keys) if state.mask is None else torch.baddbmm(state.mask, queries, keys)
         torch.bmm(torch.softmax(scores, -1, out=scores), state.values[layer], out=buffers.grouped_heads)
@@ -252,7 +253,8 @@ class _DecodeBlock:
                 self._project_source(self._cross_v_proj, source_states),
             )
         )
-        # All rows (beams) of a sequence attend to the same source, so they are treated as queries of one batch entry.
+        # All rows (beams) of a sequence attend to the same source, so the rows are treated as queries of one batch
+        # entry.
         n_sources = len(keys)
         queries = queries.view(n_sources, rows // n_sources, config.n_heads, config.d_head).transpose(1, 2)
         mask = None if source_mask is None else source_mask.expand(-1, -1, rows // n_sources, -1)

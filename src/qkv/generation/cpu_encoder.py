@@ -1,7 +1,7 @@
 """Fast BERT encoder on a CPU with prepacked weights.
 
-`BERT.forward` is the specification, and results agree with it up to rounding. Queries, keys and values are computed by
-one matmul, the activation is fused into the preceding matmul, and no taps are called.
+The results match those of the reference implementation `BERT.forward` up to rounding. Queries, keys and values are
+computed by one matmul, the activation is fused into the preceding matmul, and no taps are called.
 """
 
 import torch
@@ -20,8 +20,8 @@ from qkv.tensors import AttentionMask, Ids, Residual
 class CPUEncoder:
     """Computes the final states of a BERT with a snapshot of its weights.
 
-    Later changes of the weights have no effect, so create a new instance for each group of batches with
-    `create_cpu_encoder`.
+    Later changes to the weights have no effect, so call `create_cpu_encoder` to create a new instance for each group of
+    batches.
     """
 
     def __init__(self, model: BERT, prepacked: PrepackedWeights) -> None:

@@ -25,13 +25,13 @@ from qkv.nn import (
 )
 
 CAPACITY_MULTIPLE = 256
-"""Capacities are rounded up to a multiple of this, so that captured steps can be reused for other sequences."""
+"""Capacities are rounded up to a multiple of this number so that captured steps can be reused for other sequences."""
 MAX_POOLED_STEPS = 4
 """Maximum number of steps in the pool. Each of them has its own KV cache."""
 
 
 class CUDADecodeStepPool:
-    """Captured decode steps of a model that are reused between calls, until a weight changes."""
+    """Captured decode steps of a model, which are reused between calls until a weight changes."""
 
     def __init__(self, model: GPT) -> None:
         self._model = model
@@ -52,7 +52,7 @@ class CUDADecodeStepPool:
             yield step
         finally:
             step.in_use = False
-            if step.cache.batch != batch:  # rows were removed from the cache, so the step cannot be reused
+            if step.cache.batch != batch:  # the step cannot be reused because rows were removed from its cache
                 self._steps = [pooled for pooled in self._steps if pooled is not step]
 
     def _find_or_create(self, batch: int, capacity: int) -> CUDADecodeStep:
@@ -79,7 +79,7 @@ def decode_until_all_finished(
     """Decode up to `TOKENS_PER_SYNC` tokens at a time until all sequences are finished.
 
     Yields the ids and log-probabilities of all rows for each step. `first_ids` are the tokens chosen after the prefill.
-    Finished rows keep decoding, because dropping them would require capturing a new CUDA graph.
+    Finished rows continue to decode because removing them would require capturing a new CUDA graph.
     """
     with torch.inference_mode():
         step.set_inputs(first_ids, step.cache.lengths)

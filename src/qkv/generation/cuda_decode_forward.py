@@ -1,7 +1,7 @@
 """Forward pass of a decode step with Triton kernels, from ids and positions to logits.
 
-`GPT.forward` is the specification, and results agree with it up to rounding. There are two implementations: one for a
-single row and one for several rows.
+The results match those of the reference implementation `GPT.forward` up to rounding. There are two implementations: one
+for a single row and one for several rows.
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class StepTensors:
 
 
 class _KernelForward:
-    """Attention, which the implementations for one row and for several rows share."""
+    """Attention, shared by the implementations for one row and for several rows."""
 
     def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
         self.weights, self.tensors = weights, tensors
@@ -366,7 +366,7 @@ def _choose_n_splits(n_blocks: int, n_heads: int) -> int:
 
 
 def _batch_kernels() -> Any:  # noqa: ANN401 - Triton's kernels have no static type
-    """Import the kernels on first use, because only torch builds for GPUs include Triton."""
+    """Import the kernels on first use because only torch builds for GPUs include Triton."""
     return import_module("qkv.generation.triton_batch_kernels")
 
 

@@ -1,7 +1,7 @@
 """Decode step of a GPT on a GPU, captured as a CUDA graph that also chooses the next token.
 
 For small models, the time of an eager decode step is dominated by hundreds of kernel launches. This step uses few
-kernels and replays them as a graph. `cuda_decode.is_supported_by_kernels` states which models are supported.
+kernels and replays them as a graph. `cuda_decode.is_supported_by_kernels` returns whether a model is supported.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class CUDADecodeStep:
         self._graphs: dict[SamplingConfig | None, torch.cuda.CUDAGraph] = {}
 
     def decode_logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Decode one token per row and return the logits, which are only valid until the next call."""
+        """Decode one token per row and return the logits, which are valid only until the next call."""
         self.set_inputs(ids, positions)
         self._replay(None, self.forward)
         return self.logits
@@ -82,11 +82,11 @@ class CUDADecodeStep:
     def decode_tokens(self, n: int, sampling: SamplingConfig) -> tuple[list[list[int]], list[list[float]]]:
         """Decode `n` tokens per row and return their ids and log-probabilities, each of shape (step, row).
 
-        The host only synchronizes with the GPU once, after the last token.
+        The host synchronizes with the GPU only once, after the last token.
         """
         assert n <= TOKENS_PER_SYNC
         self._steps.zero_()
-        # A graph reads the uniform random numbers, not the seed, so all seeds share one graph.
+        # A graph reads random numbers instead of the seed, so all seeds share one graph.
         key = sampling.replace(seed=0)
         for _ in range(n):
             self._replay(key, lambda: self._forward_and_choose(sampling))
@@ -122,7 +122,7 @@ class CUDADecodeStep:
         """Compute the logits, choose the next token of each row and advance all rows by one position."""
         self.forward()
         (rows, vocab_size), n_blocks = self.logits.shape, self._block_max.shape[1]
-        # Finished rows continue to decode. Their position is clamped, so that they do not write beyond the cache.
+        # Finished rows continue to decode. Their position is clamped so that they do not write beyond the cache.
         last_position = self.cache.capacity - 1
         if sampling.temperature == 0:
             kernels = import_module("qkv.generation.triton_batch_kernels")

@@ -71,7 +71,7 @@ class DecodeBuffers:
 
 
 class BufferedNorm:
-    """LayerNorm or RMSNorm with few torch calls. On a CPU, torch's RMSNorm makes eight of them."""
+    """LayerNorm or RMSNorm with few torch calls. On a CPU, torch's RMSNorm consists of eight calls."""
 
     def __init__(self, norm: LayerNorm | RMSNorm) -> None:
         self._weight, self._shape = norm.weight.detach(), tuple(norm.weight.shape)
@@ -82,7 +82,7 @@ class BufferedNorm:
         self._scaled_weight = self._weight * self._weight.shape[0] ** 0.5
 
     def __call__(self, x: Tensor, buffers: DecodeBuffers) -> Tensor:
-        """Normalize `x`. If `x` is `buffers.residual`, the result is only valid until the next call."""
+        """Normalize `x`. If `x` is `buffers.residual`, the result is valid only until the next call."""
         if not self._is_rms:
             return torch.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
         if x is not buffers.residual:

@@ -17,7 +17,7 @@ from qkv.nn import LayerSourceCache, Source, check_ids_shape_dtype_range
 RowIds = Int[Tensor, " row"]
 SequenceIndices = Int[Tensor, " sequence"]
 CACHE_CHUNK = 256
-"""The KV cache grows by this many positions at a time, because many sequences end long before their limit."""
+"""The KV cache grows by this many positions at a time because many sequences end long before their limit."""
 
 
 @runtime_checkable
@@ -31,10 +31,10 @@ class Decoder(Protocol):
     def reorder(self, rows: RowIds, *, sequences: SequenceIndices | None = None, common_prefix: int = 0) -> None:
         """Continue with the given rows, in this order. Rows may be repeated.
 
-        Each sequence has the same number of consecutive rows (its beams). `sequences` lists the sequences that
-        remain, or is `None` if all do. Decoders that store state per sequence, such as an encoded source, need it. The
-        caller guarantees that the first `common_prefix` new tokens are equal in all rows of a sequence, so their state
-        does not have to be copied.
+        Each sequence has the same number of consecutive rows (its beams). `sequences` lists the sequences that remain,
+        or is `None` if all sequences remain. This list is needed by decoders that store state per sequence, such as an
+        encoded source. The caller guarantees that the first `common_prefix` new tokens are equal in all rows of a
+        sequence, so the state of these tokens does not have to be copied.
         """
         ...
 
@@ -106,7 +106,7 @@ class Seq2SeqDecoder:
         return self._model.decode(ids[:, None], self._source, cache=self.cache)[:, 0]
 
     def reorder(self, rows: RowIds, *, sequences: SequenceIndices | None = None, common_prefix: int = 0) -> None:
-        # The start token precedes the new tokens and is the same in all rows, hence the 1.
+        # The 1 counts the start token, which precedes the new tokens and is the same in all rows.
         self.cache.reorder(rows, sources=sequences, common_prefix=0 if sequences is not None else 1 + common_prefix)
         if sequences is not None:
             self._source = self._source.reorder(sequences).materialize_mask()
@@ -162,7 +162,7 @@ def right_pad_sequences(
     lengths = [len(sequence) for sequence in sequences]
     longest = max(lengths)
     ids = torch.tensor([[*sequence, *[0] * (longest - n)] for sequence, n in zip(sequences, lengths, strict=True)])
-    # Checked before the copy, because the model does not check ids on a GPU, where it would force a synchronization.
+    # Check before the copy because the model does not check ids on a GPU, where a check would force a synchronization.
     check_ids_shape_dtype_range(ids, vocab_size)
     ids = ids.to(device)
     if min(lengths) == longest:

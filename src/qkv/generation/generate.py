@@ -33,14 +33,14 @@ class GenerationStep:
     """Log-probability under the model, before temperature and filters."""
     sequence: GeneratedSequence
     batch_index: int
-    """Index of the row in `batch_logits`, which only contains unfinished rows."""
+    """Index of the row in `batch_logits`, which contains only unfinished rows."""
     batch_logits: Tensor | None
 
     @property
     def logits(self) -> Tensor:
-        """Logits from which this token was chosen, of shape (1, vocab_size). Only valid until the next step."""
+        """Logits from which this token was chosen, of shape (1, vocab_size). Valid only until the next step."""
         if self.batch_logits is None:
-            raise InputError("logits are not available with with_logits=False")
+            raise InputError("logits require with_logits=True, got with_logits=False")
         return self.batch_logits[self.batch_index : self.batch_index + 1]
 
 
@@ -57,9 +57,9 @@ def generate_tokens(
     """Generate tokens and yield each of them as soon as it is available, row by row.
 
     The caller can stop a row by setting `step.sequence.finish_reason`. Prompts may have different lengths. Row i is
-    sampled with the seed `sampling.seed + i`, so its output depends only on its prompt and seed, not on the batch.
+    sampled with the seed `sampling.seed + i`, so its output depends only on the prompt and the seed, not on the batch.
 
-    `prepacked` is the result of `prepack_weights(model)`. Pass it if you generate repeatedly, because prepacking takes
+    `prepacked` is the result of `prepack_weights(model)`. Pass it if you generate repeatedly because prepacking takes
     as long as a few decode steps. With `with_logits=False`, a GPU decodes several tokens before the host reads them.
     """
     sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
@@ -89,7 +89,7 @@ def _decode_on_device(
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """Decode with CUDA graphs that also choose the next token, so the host only reads the results."""
+    """Decode with CUDA graphs that also choose the next token, so that the host only reads the results."""
     generators = [Random(sampling.seed + row) for row in range(len(sequences))]
     with torch.inference_mode():
         uniform = [generator.random() for generator in generators]

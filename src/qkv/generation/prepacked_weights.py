@@ -23,7 +23,8 @@ MIN_BLOCKED_SIZE = 2**15
 MIN_ONEDNN_SIZE = 2**17
 """Matrix size in elements from which oneDNN saves more time than the overhead of its call."""
 MIN_PADDED_SIZE = 2**20
-"""Matrix size in elements that exceeds the CPU caches. oneDNN multiplies 4 rows by it 1.2–1.7 times as fast as 2."""
+"""Matrix size in elements that exceeds the CPU caches. For such matrices, oneDNN multiplies 4 rows 1.2–1.7 times as
+fast as 2 rows."""
 BLOCK_COLUMNS = 32
 """Columns of a block. With blocks, two threads read a matrix at full memory bandwidth, whereas multiplying one row by
 the full matrix uses a single thread. 16 columns are about as fast, and 64 are slower."""
@@ -37,7 +38,7 @@ ONEDNN_ACTIVATIONS = {
 
 
 class ConcatenatedLinear:
-    """Linear layer with the concatenated outputs of several modules. Differs from theirs only by rounding."""
+    """Linear layer that returns the concatenated outputs of several modules. The results differ only by rounding."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         self._weights = [weight.detach() for weight in weights]
@@ -165,7 +166,7 @@ class _PrepackedLinearEntry:
     versions: list[tuple[int, int]]
     linear: ConcatenatedLinear | PackedInt8Linear
     tensors: list[Tensor]
-    """The original weights. Referencing them ensures that no other tensor can be allocated at the same address."""
+    """The original weights. Keeping a reference ensures that no other tensor is allocated at the same address."""
 
 
 @contextmanager
@@ -180,14 +181,14 @@ def override_forward(
         yield
     finally:
         for module in modules:
-            # Another thread may have restored the original method already, which is equally correct.
+            # Another thread may have already restored the original method, which is fine.
             module.__dict__.pop("forward", None)
 
 
 class PrepackedWeights:
     """Packed copies of a model's weights, created on first use and updated when a weight has changed.
 
-    In-place changes through `.data` are not detected, because torch does not count them as a new version.
+    In-place changes through `.data` are not detected because torch does not count them as a new version.
     """
 
     def __init__(self, *roots: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Reference implementations of generation and translation: a single sequence, without a cache.
 
 All other implementations must produce the same ids. The full sequence is recomputed at every step, so generating n
-tokens costs n times as much. Only tests use this module.
+tokens takes n full forward passes. Only tests use this module.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ SeenMask = Bool[Tensor, "batch vocabulary"]
 """`True` for the token ids that a row already contains."""
 FILTERED = float("-inf")
 MIN_TEMPERATURE = 1e-30
-"""Smallest divisor that float32 supports. At this temperature, the most probable token has probability 1 anyway."""
+"""Smallest divisor that float32 supports. At this temperature, the most probable token already has probability 1."""
 
 ARGMAX_BLOCK, MIN_ARGMAX_BLOCKS = 256, 64
 """Block size of `argmax_by_blocks`, and the number of blocks from which it is faster than `argmax`."""
@@ -35,7 +35,7 @@ def apply_temperature(logits: NextLogits, temperature: float) -> NextLogits:
     if temperature == 0:
         best = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, FILTERED).scatter(-1, best, logits.gather(-1, best))
-    # Subtract the maximum first, so that dividing by a small temperature cannot overflow to infinity.
+    # Subtract the maximum first so that dividing by a small temperature cannot overflow to infinity.
     return (logits - logits.max(-1, keepdim=True).values) / max(temperature, MIN_TEMPERATURE)
 
 
@@ -54,10 +54,10 @@ def keep_top_p(logits: NextLogits, p: float) -> NextLogits:
     if p >= 1:
         return logits
     probabilities = logits.softmax(-1)
-    # Tokens with a probability below (1 − p) / vocab_size cannot be in the set, because all of them together have
-    # less than 1 − p. The factor 1/2 is a margin for rounding. Only the remaining tokens need sorting: sorting the
-    # full vocabulary would take longer than a step of a small model. On a GPU, computing their number would require
-    # a synchronization, so everything is sorted there.
+    # Tokens with a probability below (1 − p) / vocab_size cannot be in the set because their total probability is less
+    # than 1 − p. The factor 1/2 is a margin for rounding. Only the remaining tokens need to be sorted. Sorting the full
+    # vocabulary would take longer than a step of a small model. On a GPU, all tokens are sorted because counting the
+    # remaining tokens would require a synchronization.
     n = logits.shape[-1]
     if not logits.is_cuda:
         n = int((probabilities > (1 - p) / n / 2).sum(-1).max())
@@ -95,7 +95,7 @@ def _keep_until_cumulative(p: float, logits: Tensor, sorted_probabilities: Tenso
 def process_logits(logits: NextLogits, config: SamplingConfig, seen_mask: SeenMask | None = None) -> NextLogits:
     """Apply all sampling settings. The next token is sampled from the softmax of the result.
 
-    `seen_mask` is only required if `config.repetition_penalty` is not 1.
+    `seen_mask` is required only if `config.repetition_penalty` is not 1.
     """
     logits = _at_least_float32(logits)
     if config.repetition_penalty != 1.0 and seen_mask is not None:

@@ -59,7 +59,7 @@ def new_sequences(prompts: Sequence[Sequence[int]], *, max_new: int, context_len
     The model never reads the last new token, so a prompt that fills the context can still be extended by one token.
     """
     if not prompts:
-        raise InputError("expected at least 1 prompt, got 0")
+        raise InputError("at least 1 prompt is required, got 0")
     if max_new < 1:
         raise InputError(f"max_new must be at least 1, got {max_new}")
     return [
@@ -71,10 +71,12 @@ def new_sequences(prompts: Sequence[Sequence[int]], *, max_new: int, context_len
 def _length_limit(row: int, prompt_length: int, max_new: int, context_length: int) -> LengthLimit:
     """Limit the new tokens of prompt `row` to `max_new` or to the free context, whichever is smaller."""
     if prompt_length == 0:
-        raise InputError(f"prompt {row} is empty: expected at least 1 token, got 0")
+        raise InputError(f"prompt {row} must have at least 1 token, got 0")
     if prompt_length > context_length:
-        raise ContextLengthError(f"prompt {row} has {prompt_length} tokens, but context_length is {context_length}")
-    # One more than the free positions, because the last new token is never fed back to the model.
+        raise ContextLengthError(
+            f"prompt {row} has {prompt_length} tokens, which exceeds context_length={context_length}"
+        )
+    # One more than the free positions because the last new token is never fed back to the model.
     available = context_length - prompt_length + 1
     if max_new <= available:
         return LengthLimit(max_new, FinishReason.LENGTH)

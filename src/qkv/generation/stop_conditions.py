@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from qkv.errors import InputError
 
 MIN_REPEATS = 4
-"""Consecutive repeats at the end of a sequence that count as an endless loop. Natural text rarely has this many."""
+"""Number of consecutive repeats at the end of a sequence that counts as an endless loop. Natural text rarely has so
+many."""
 
 
 def truncate_repetition(ids: Sequence[int]) -> list[int]:
@@ -26,7 +27,7 @@ def truncate_repetition(ids: Sequence[int]) -> list[int]:
 class StopStringFilter:
     """Detects stop strings in streamed text.
 
-    Text that could be the beginning of a stop string is buffered until the following text decides.
+    Text that could be the beginning of a stop string is buffered until more text arrives.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:

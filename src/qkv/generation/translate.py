@@ -36,16 +36,18 @@ def translate(
 
     Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
     and `constraints` have one entry per source. Outputs are also limited by the model's context. `prepacked` is the
-    result of `prepack_weights(model)`. Pass it if you translate repeatedly, because prepacking takes as long as a few
+    result of `prepack_weights(model)`. Pass it if you translate repeatedly because prepacking takes as long as a few
     decode steps. `generation_config` defines the forced first token and the suppressed ids.
     """
     if not sources:
         return []
     limits = _check_and_limit_lengths(sources, max_new, context_length=model.config.context_length)
-    # The start token takes a slot in the cache, but the last new token does not, because it is never fed back.
+    # The start token takes a slot in the cache. The last new token does not because it is never fed back to the model.
     capacity = max(limit.max_new_tokens for limit in limits)
     if not 0 <= start_id < model.config.vocab_size:
-        raise InputError(f"start_id={start_id} is outside the vocabulary of {model.config.vocab_size} tokens")
+        raise InputError(
+            f"start_id must be at least 0 and less than the vocabulary size ({model.config.vocab_size}), got {start_id}"
+        )
     prepacked = prepacked or prepack_weights(model)
     is_transformer = isinstance(model, Seq2Seq)
     cpu_engine = create_cpu_decode_engine(model, prepacked, capacity=capacity) if is_transformer else None
@@ -81,12 +83,14 @@ def _check_and_limit_lengths(
 ) -> list[LengthLimit]:
     """Validate the sources and limit each target to `max_new` tokens or the context length."""
     if len(max_new) != len(sources):
-        raise InputError(f"max_new must have one entry per source, got {len(max_new)} for {len(sources)} sources")
+        raise InputError(f"max_new must have one entry for each of the {len(sources)} sources, got {len(max_new)}")
     for row, (source, n) in enumerate(zip(sources, max_new, strict=True)):
         if not source:
-            raise InputError(f"source {row} is empty: expected at least 1 token, got 0")
+            raise InputError(f"source {row} must have at least 1 token, got 0")
         if len(source) > context_length:
-            raise ContextLengthError(f"source {row} has {len(source)} tokens, but context_length is {context_length}")
+            raise ContextLengthError(
+                f"source {row} has {len(source)} tokens, which exceeds context_length={context_length}"
+            )
         if n < 1:
             raise InputError(f"source {row}: max_new must be at least 1, got {n}")
     return [

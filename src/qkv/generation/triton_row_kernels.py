@@ -1,8 +1,8 @@
 """Triton kernels of a decode step for a single row: four per layer, because launch latency dominates such a step.
 
 Each program loads its part of the weights first, because a decode step is bound by reading weights. With USE_PDL, it
-does so while the previous kernel is still running. The program that computes attention of a head also multiplies it by
-the output projection, so many programs add to each element of the residual stream. The residual stream is therefore
+loads them while the previous kernel is still running. The program that computes attention of a head also multiplies it
+by the output projection, so many programs add to each element of the residual stream. The residual stream is therefore
 stored as fixed-point integers, whose sum does not depend on the order of the additions. Numbers that are too large for
 this format set `overflow`, which turns the row into NaN from then on.
 """

@@ -104,7 +104,7 @@ class ActivationCache(ShortRepr):
     def attention_reconstruction_error(self) -> float:
         """The largest max|A·V − output| over all attention layers.
 
-        It measures how far the recomputed weights are from the kernel's computation.
+        It measures how far the recomputed weights deviate from the weights that the kernel used.
         """
         if isinstance(self.model, RNNSeq2Seq):
             return 0.0  # an RNN's weights are recorded, not recomputed
@@ -125,7 +125,7 @@ class ActivationCache(ShortRepr):
     def _check_stack(self, stack: AttentionStack) -> None:
         if stack not in self.stacks:
             available = ", ".join(self.stacks) or "none"
-            raise InputError(f"this model has no attention '{stack}', expected one of: {available}")
+            raise InputError(f"stack must be one of {available}, got '{stack}'")
 
 
 def upcast(tensor: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def get_blocks(model: Model, stack: AttentionStack) -> list[Block]:
         case Seq2Seq():
             modules = (model.encoder if stack is AttentionStack.ENCODER else model.decoder).blocks
         case RNNSeq2Seq():
-            raise InputError("an RNN has no Transformer blocks, so it has no residual stream and no layers of heads")
+            raise InputError("a Transformer is required because an RNN has no residual stream and no layers of heads")
     return [block for block in modules if isinstance(block, Block)]
 
 
@@ -172,7 +172,7 @@ def run_with_cache(model: Model, model_input: ModelInput, *, prefill_length: int
     """
     n = len(model_input.sequence.ids)
     if prefill_length is not None and not 1 <= prefill_length <= n:
-        raise InputError(f"prefill_length={prefill_length} must be between 1 and the number of tokens ({n})")
+        raise InputError(f"prefill_length must be between 1 and the number of tokens ({n}), got {prefill_length}")
     was_training = model.training
     model.eval()
     try:

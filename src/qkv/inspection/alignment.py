@@ -36,14 +36,14 @@ class CrossAttention(ShortRepr):
         expected = len(self.target), len(self.source)
         if tuple(self.weights.shape[2:]) != expected:
             raise ShapeError(
-                f"weights have shape {tuple(self.weights.shape)}, expected the last two dimensions to be {expected}"
+                f"the last two dimensions of weights must be {expected}, got shape {tuple(self.weights.shape)}"
             )
 
     def average(self, averaging: AlignmentLayerAveraging = AlignmentLayerAveraging.BEST_LAYER) -> TokenAlignment:
         """Average the weights over the heads of the best layer, or over all layers and heads.
 
-        Of 100 words written by the shipped Transformer and aligned by hand, the best layer aligns 91 correctly and the
-        mean of all layers 88. The three layers by themselves align 41, 90 and 84.
+        Of 100 words that the shipped Transformer generated and that were aligned by hand, the best layer aligns 91
+        correctly, and the mean over all layers 88. The individual layers align 41, 90 and 84 words correctly.
         """
         return (
             self.weights.mean((0, 1))
@@ -55,7 +55,7 @@ class CrossAttention(ShortRepr):
     def best_layer(self) -> int:
         """The layer whose head average puts the largest weights on single source words.
 
-        Weight on tokens outside words, such as <eos>, does not count because it aligns nothing.
+        Weight on tokens outside words, such as <eos>, is ignored because these tokens cannot be aligned.
         """
         word_weights = self.weights.mean(1)[:, :, [word is not None for word in self.source_word_ids]]
         return int(word_weights.amax(-1).mean(-1).argmax()) if word_weights.shape[-1] else 0
@@ -116,7 +116,7 @@ def compute_cross_attention(
     """Compute the cross-attention weights that produced `ids`, with one forward pass over the full target."""
     pattern = "decoder.blocks.*.cross_attention.weights" if isinstance(model, Seq2Seq) else "decoder.attention.weights"
     if isinstance(model, RNNSeq2Seq) and model.decoder.attention is None:
-        raise InputError("this RNN has no attention (attention='none'), so there is no alignment to compute")
+        raise InputError("an alignment requires attention, got an RNN with attention='none'")
     device = next(model.parameters()).device
     with record(model, pattern) as activations:
         model(torch.tensor([list(source)], device=device), torch.tensor([[start_id, *ids[:-1]]], device=device))

@@ -51,10 +51,10 @@ def value_weighted_attention(
 ) -> Float[Tensor, "head query key"]:
     """Returns ‖a_ij · v_j W_O‖, the norm of what a head moves from key j to query i (arXiv:2004.10102).
 
-    W_O is the head's slice of the output projection. Its bias does not depend on a key and is left out.
+    W_O is the head's slice of the output projection. The bias is omitted because it does not depend on the key.
     """
     if isinstance(cache.model, RNNSeq2Seq):
-        raise InputError("value-weighted attention requires Transformer heads, but this model is an RNN")
+        raise InputError("value-weighted attention requires a Transformer, got an RNN")
     attention = get_attention(cache.model, stack, layer)
     record = cache.attention_records(stack, layer)[-1]
     values = record.inputs.values[0].repeat_interleave(

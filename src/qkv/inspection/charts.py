@@ -87,7 +87,7 @@ def plot_coreference(view: CoreferenceView, title: str) -> "Figure":
     axes[0].set_yticks(range(len(view.candidates)), view.candidates)
     axes[0].invert_yaxis()
     figure.suptitle(f"{title}\nWhat does {view.pronoun!r} refer to?\n{_capitalize(view.verdict)}", fontsize="medium")
-    figure.supxlabel("Attention weights alone do not explain a prediction.", fontsize=7, color="0.4")
+    figure.supxlabel("Attention weights by themselves do not explain a prediction.", fontsize=7, color="0.4")
     return figure
 
 

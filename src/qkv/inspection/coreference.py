@@ -92,10 +92,11 @@ def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates
     keys = [model_input.sequence.find_last_occurrence(word, before=query[0]) for word in candidates]
     for word, candidate_positions in zip(candidates, keys, strict=True):
         if set(candidate_positions) & set(query):
-            raise InputError(f"the candidate {word!r} overlaps the pronoun {pronoun!r}")
+            raise InputError(f"the candidate {word!r} must not overlap the pronoun {pronoun!r}")
         if isinstance(model, GPT) and model.config.causal and candidate_positions[-1] > query[0]:
             raise InputError(
-                f"the candidate {word!r} comes after the pronoun {pronoun!r}, where a causal model cannot attend"
+                f"the candidate {word!r} must precede the pronoun {pronoun!r} because a causal model cannot attend to "
+                "later words"
             )
     cache = run_with_cache(model, model_input)
     rows = _pronoun_rows_by_method(
@@ -105,8 +106,8 @@ def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates
     knockout, remarks = _knockout_log_prob_changes(task, model_input, query, keys)
     if isinstance(model, GPT) and model.config.causal:
         remarks.append(
-            f"A GPT processes {pronoun!r} before the words that follow it, so only the "
-            "knock-out can distinguish two endings."
+            f"A GPT processes {pronoun!r} before the following words, so only the knock-out depends on the end of the "
+            "text."
         )
     return CoreferenceView(
         text=text,

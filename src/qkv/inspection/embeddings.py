@@ -30,7 +30,7 @@ class EmbeddingView(ShortRepr):
     points: Float[Tensor, "depth token 2"]
     """Coordinates of the normalized vectors along the first two principal components.
 
-    Vectors are normalized because the norm of the residual stream grows from layer to layer.
+    The vectors are normalized because the norm of the residual stream grows from layer to layer.
     """
     explained_variance: list[float]
     """Explained variance ratio of each component."""
@@ -92,9 +92,9 @@ def position_similarity(model: Model, n: int) -> Float[Tensor, "position positio
     )
     position = None if embedding is None else embedding.position
     if not isinstance(position, LearnedPositions | SinusoidalPositions):
-        raise InputError("this model does not add position embeddings, so there is nothing to compare")
+        raise InputError("the model must add learned or sinusoidal position embeddings to its token embeddings")
     if n > model.config.context_length:
-        raise InputError(f"n={n} positions exceed the model's context_length={model.config.context_length}")
+        raise InputError(f"n must be at most the model's context_length={model.config.context_length}, got {n}")
     zeros = torch.zeros(1, n, model.config.d_model, device=next(model.parameters()).device)
     rows = F.normalize(position(zeros, torch.arange(n, device=zeros.device)[None])[0], dim=-1)
     return rows @ rows.T

@@ -44,8 +44,8 @@ class Heatmap:
     def __post_init__(self) -> None:
         if tuple(self.matrix.shape) != (len(self.rows), len(self.columns)):
             raise ShapeError(
-                f"matrix has shape {tuple(self.matrix.shape)}, got {len(self.rows)} row "
-                f"labels and {len(self.columns)} column labels"
+                f"the number of labels must match the shape of the matrix, {tuple(self.matrix.shape)}, got "
+                f"{len(self.rows)} row labels and {len(self.columns)} column labels"
             )
 
 
@@ -78,7 +78,7 @@ TITLE_LINE_INCHES, _TITLE_LETTER_INCHES = 0.18, 0.085
 
 
 def wrap_title(title: str, width: float) -> str:
-    """Wrap a title to the width of a figure in inches, because matplotlib clips longer lines at both sides."""
+    """Wrap a title to the width of a figure in inches because matplotlib clips longer lines on both sides."""
     return "\n".join(fill(line, max(1, int(width / _TITLE_LETTER_INCHES))) for line in title.splitlines())
 
 
@@ -90,7 +90,9 @@ def new_figure(*, width: float, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError("plotting requires matplotlib: pip install 'qkv[plot]'") from None
+        raise MissingExtraError(
+            "plotting requires the package matplotlib; install it with: pip install 'qkv[plot]'"
+        ) from None
     return _with_notebook_repr(Figure)(figsize=(width, height), layout="constrained", dpi=150)
 
 
@@ -110,9 +112,9 @@ def _with_notebook_repr(figure_class: "type[Figure]") -> "type[Figure]":
 def check_figure_path(path: Path) -> None:
     """Check that a figure can be saved to a path, so that errors are reported before any computation."""
     if path.suffix.lower() not in FIGURE_SUFFIXES:
-        raise InputError(f"{path}: must end in one of {' '.join(FIGURE_SUFFIXES)}")
+        raise InputError(f"{path}: file name must end in one of {' '.join(FIGURE_SUFFIXES)}")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: the folder {path.parent} does not exist")
+        raise InputError(f"{path}: folder not found: {path.parent}")
     new_figure(width=1.0, height=1.0)
 
 

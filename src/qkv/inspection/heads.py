@@ -19,9 +19,9 @@ MIN_SCORE = 0.4
 With three visible keys, a uniform head scores less on any single key.
 """
 MIN_QUERIES = 3
-"""Minimum number of queries a score must be averaged over, because one or two queries do not show a pattern."""
+"""Minimum number of queries that a score must be averaged over. One or two queries do not show a pattern."""
 MIN_UNIFORMITY = 0.95
-"""Threshold for bag-of-words. It is higher because almost every head has a high normalized entropy."""
+"""Threshold for bag-of-words. This threshold is higher because almost every head has a high normalized entropy."""
 
 QueryKeyMask = Bool[Tensor, "query key"]
 

@@ -26,8 +26,8 @@ def intervene(model: nn.Module, replacements: Mapping[str, Replacement]) -> Iter
             for name, tap in match_taps(model, pattern).items():
                 if name.endswith(".inputs"):
                     raise TapError(
-                        f"'{name}' carries all attention inputs: intervene on its queries, keys or values instead, "
-                        "or use mask_attention"
+                        f"'{name}' cannot be replaced because it contains all attention inputs; replace its queries, "
+                        "keys or values, or use mask_attention"
                     )
                 stack.callback(tap.intervene(_make_replacer(name, replacement)))
         yield
@@ -44,7 +44,7 @@ def _make_replacer(name: str, replacement: Replacement) -> Callable[[Tensor], Te
                 new = replacement(activation)
         if new.shape != activation.shape:
             raise TapError(
-                f"'{name}' has shape {tuple(activation.shape)}, but its replacement has shape {tuple(new.shape)}"
+                f"the replacement of '{name}' must have shape {tuple(activation.shape)}, got {tuple(new.shape)}"
             )
         return new
 
@@ -73,8 +73,8 @@ def mask_attention(
 ) -> Iterator[None]:
     """Mask attention from position `query` to position `key` in the matching layers, for one head or all.
 
-    Positions count the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no forward
-    pass reaches the edge, the end of the `with` block raises `AttentionEdgeNotReachedError`.
+    Positions are those of the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no
+    forward pass computes the edge, `AttentionEdgeNotReachedError` is raised at the end of the `with` block.
     """
     reached: list[bool] = []
 
@@ -99,8 +99,8 @@ def mask_attention(
         yield
     if not reached:
         raise AttentionEdgeNotReachedError(
-            f"cannot mask attention from query {query} to key {key} of '{attention_pattern}': "
-            "no forward pass computed it"
+            f"cannot mask attention from query {query} to key {key} of '{attention_pattern}' because no forward pass "
+            "computed it"
         )
 
 

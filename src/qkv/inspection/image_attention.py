@@ -32,8 +32,8 @@ class ImageAttention:
         n_words, n_patches = self.weights.shape
         if n_words != len(self.words) or not n_words or n_patches % self.patches_per_row:
             raise ShapeError(
-                f"weights have shape {n_words}×{n_patches}, which does not match "
-                f"{len(self.words)} words and {self.patches_per_row} patches per row"
+                f"weights have shape {n_words}×{n_patches}, which does not match {len(self.words)} words and "
+                f"{self.patches_per_row} patches per row"
             )
 
 

@@ -97,7 +97,7 @@ def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> 
                         )
                     )
                 case EdgeMask() if isinstance(model, RNNSeq2Seq):
-                    raise InputError("attention of an RNN cannot be masked, only a Transformer's attention can")
+                    raise InputError("masking attention requires a Transformer, got an RNN")
                 case EdgeMask():
                     name = attention_module_name(
                         model, intervention.stack, "*" if intervention.layer is None else intervention.layer
@@ -115,7 +115,7 @@ def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> 
 def find_ineffective_masks(
     model: Model, model_input: ModelInput, interventions: Sequence[Intervention]
 ) -> list[EdgeMask]:
-    """Returns the masks without effect, because the model never attends from the query to the key.
+    """Returns the masks that have no effect because the model never attends from the query to the key.
 
     The key may be in the future of a causal model or outside a sliding window.
     """
@@ -180,7 +180,7 @@ def compute_log_probs(model: Model, model_input: ModelInput) -> Float[Tensor, "p
     finally:
         model.train(was_training)
     if logits is None:
-        raise InputError("this BERT has no masked-word head, so the effect on its predictions cannot be measured")
+        raise InputError("this BERT has no masked-word head, which is required to measure the effect on predictions")
     return logits.float().log_softmax(-1)
 
 
@@ -220,7 +220,7 @@ def _patch_from_other_input(model: Model, patch: ActivationPatch) -> Iterator[No
         forward_logits(model, patch.other)
     recorded = {name: activations[name] for name in activations.names if name == patch.tap}
     if not recorded:
-        raise TapError(f"'{patch.tap}' must be the full name of a single tap")
+        raise TapError(f"tap must be the full name of a single tap, got '{patch.tap}'")
     patch_values = recorded[patch.tap]
 
     def apply_patch(activation: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Direct logit attribution: the contribution of the embedding, every head and every feed-forward layer.
 
-The contributions sum exactly to the logit, because all nonlinear operations are frozen at their values in this forward
-pass. In a pre-norm model, this is only the scale of the final norm. In a post-norm model, it is the scale of every norm
-that a component passes through, and in BERT's masked-word head also the gate of the activation (activation(z) / z).
-Effects of a component on later layers are attributed to those layers.
+The contributions sum exactly to the logit because all nonlinear operations are frozen at their values in this forward
+pass. In a pre-norm model, only the scale of the final norm is frozen. In a post-norm model, the scale of every norm
+that a component passes through is frozen. In BERT's masked-word head, the gate of the activation (activation(z) / z) is
+also frozen. Effects of a component on later layers are attributed to those layers.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def logit_attribution(
         raise InputError("logit attribution requires a residual stream, which an RNN does not have")
     logits = cache.logits
     if logits is None:
-        raise InputError("this BERT has no masked-word head, so there is no logit to attribute")
+        raise InputError("this BERT has no masked-word head, which logit attribution requires")
     position = check_index("position", position, len(logits), unit="tokens", from_end=True)
     for vocab_id in (token_id, token_id if against is None else against):
         check_index("id", vocab_id, logits.shape[1], unit="vocabulary ids")

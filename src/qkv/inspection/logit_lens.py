@@ -18,7 +18,7 @@ from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 
 CHUNK_POSITIONS = 256
-"""Number of positions whose logits are computed at once, because the logits of a long text would not fit in memory."""
+"""Number of positions whose logits are computed at once. All logits of a long text might not fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -27,7 +27,7 @@ class LogitLensView(ShortRepr):
 
     depths: list[str]
     positions: list[str]
-    """The input tokens. A GPT and a decoder predict the next token, a BERT the token at the position."""
+    """The input tokens. A GPT or a decoder predicts the next token, and a BERT predicts the token at the position."""
     ids: Int[Tensor, "depth position guess"]
     probabilities: Float[Tensor, "depth position guess"]
     tokens: list[list[list[str]]]
@@ -40,12 +40,12 @@ class LogitLensView(ShortRepr):
 
 
 def logit_lens(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> LogitLensView:
-    """Compute the logit lens. An RNN only has its last depth.
+    """Compute the logit lens. For an RNN, there is only the last depth.
 
     A BERT uses its masked-word head, and a translation model uses its decoder.
     """
     if cache.logits is None:
-        raise InputError("this BERT has no masked-word head, so the logit lens is not available")
+        raise InputError("this BERT has no masked-word head, which the logit lens requires")
     sequence = cache.model_input.sequence
     targets: list[int | None] = list(sequence.ids if cache.model_input.next_ids is None else cache.model_input.next_ids)
     targets += [None] * (len(sequence.ids) - len(targets))
@@ -88,7 +88,7 @@ def _apply_final_norm_and_unembedding(model: Model, states: Residual) -> Logits:
         case Seq2Seq():
             return model.unembedding(model.decoder.final_norm(states))
         case RNNSeq2Seq():
-            raise InputError("an RNN has no residual stream between its layers")
+            raise InputError("a residual stream between layers is required, which an RNN does not have")
 
 
 def depth_names(n: int) -> list[str]:

@@ -25,7 +25,7 @@ def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -
     evaluations = [line for line in lines if "validation_loss" in line]
     validation_points = [(line["step"], line["validation_loss"]) for line in evaluations]
     if not training_points:
-        raise InputError(f"{metrics_path}: contains no training steps to plot")
+        raise InputError(f"{metrics_path}: must contain at least 1 training step, got 0")
     figure = new_figure(width=7.0, height=4.0)
     axis = figure.subplots()
     axis.plot(*zip(*training_points, strict=True), color="#9ecae1", linewidth=0.6)
@@ -36,7 +36,7 @@ def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -
         step, best = selected[-1] if selected else min(validation_points, key=lambda point: point[1])
         label = "best" if best == min(loss for _, loss in validation_points) else "selected"
         axis.plot(*zip(*validation_points, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
-        # The legend holds this text, because next to its marker it would cover the curve.
+        # This text is placed in the legend because it would cover the curve if it were next to its marker.
         marker_style = {
             "marker": "o",
             "markersize": 7,

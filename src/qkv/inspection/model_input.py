@@ -79,7 +79,7 @@ class ModelInput:
     segments: list[int] | None = None
     """Segment ids of a BERT for a pair of texts."""
     next_ids: list[int] | None = None
-    """The id that actually follows each position, without the last position if its next id is unknown.
+    """The actual next id at each position. The last position is omitted if its next id is unknown.
 
     `None` for a model that does not predict the next token (BERT).
     """
@@ -115,7 +115,7 @@ def prepare_input(task: ModelWithTokenizer, text: str, second_text: str | Sequen
     match model:
         case GPT():
             if second_text is not None:
-                raise InputError("a GPT takes one text, got two")
+                raise InputError("a GPT requires exactly 1 text, got 2")
             return _prepare_gpt_input(task, text)
         case BERT():
             if not isinstance(second_text, str | None):
@@ -124,9 +124,7 @@ def prepare_input(task: ModelWithTokenizer, text: str, second_text: str | Sequen
         case Seq2Seq() | RNNSeq2Seq():
             assert isinstance(task, EncoderDecoderTask)
             if second_text is None:
-                raise InputError(
-                    "a translation model requires a source and its translation, but no translation was passed"
-                )
+                raise InputError("a translation model requires a source and its translation, got no translation")
             return _prepare_translation_input(task, text, second_text)
 
 
@@ -142,7 +140,7 @@ def _prepare_gpt_input(task: ModelWithTokenizer, text: str) -> ModelInput:
     if not ids:
         begin = task.tokenizer.find_special_id(SpecialToken.BOS)
         if begin is None:
-            raise InputError("the text is empty: got 0 tokens, expected at least 1")
+            raise InputError("the text must have at least 1 token, got 0")
         ids = [begin]
     check_context_length(task.model, len(ids))
     return ModelInput(sequence=_build_from_text(task.tokenizer, text, ids), next_ids=ids[1:])
@@ -182,7 +180,7 @@ def _prepare_translation_input(task: EncoderDecoderTask, text: str, second_text:
     if target[:1] == [task.decoder_start_id]:
         target = target[1:]
     if not source_ids or not target:
-        raise InputError(f"source and target need at least 1 token each, got {len(source_ids)} and {len(target)}")
+        raise InputError(f"source and target must each have at least 1 token, got {len(source_ids)} and {len(target)}")
     # The decoder input is the target shifted right by one.
     sequence = _build_from_ids(task.tokenizer, [task.decoder_start_id, *target[:-1]])
     check_context_length(task.model, len(source_ids))

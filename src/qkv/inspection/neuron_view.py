@@ -27,7 +27,7 @@ class NeuronView(ShortRepr):
     q: Float[Tensor, " d_head"]
     """The query after rotary position embedding."""
     q_unrotated: Float[Tensor, " d_head"]
-    """The query before it. The same as `q` in models without rotary positions."""
+    """The query before rotary position embedding. The same as `q` in models without rotary positions."""
     k: Float[Tensor, "key d_head"]
     k_unrotated: Float[Tensor, "key d_head"]
     products: Float[Tensor, "key d_head"]

@@ -26,9 +26,9 @@ class AttentionRecord:
 
     inputs: AttentionInputs
     head_outputs: HeadOutputs
-    """The kernel's result, which `reconstruction_error` compares with the recomputed one."""
+    """The kernel's result. `reconstruction_error` compares it with the recomputed result."""
     changed_scores: Scores | None = None
-    """The actual scores if an intervention changed them, because they cannot be recomputed."""
+    """The actual scores, if an intervention changed them. Such scores cannot be recomputed."""
     changed_weights: AttentionWeights | None = None
 
     def weights(self, rows: Sequence[int] | None = None) -> AttentionWeights:
@@ -108,13 +108,13 @@ class ActivationRecord:
     def _select_pass(self, recorded: dict[str, list[T]], name: str, pass_index: int) -> T:
         if name not in recorded:
             raise TapError(
-                f"no activations were recorded at '{name}', recorded taps: {', '.join(self.names) or 'none'}"
+                f"no activations were recorded at '{name}'; recorded taps: {', '.join(self.names) or 'none'}"
             )
         try:
             return recorded[name][pass_index]
         except IndexError:
             raise TapError(
-                f"pass {pass_index} of '{name}' does not exist, {len(recorded[name])} passes were recorded"
+                f"pass {pass_index} of '{name}' does not exist; {len(recorded[name])} passes were recorded"
             ) from None
 
     def _make_recorder(self, name: str) -> Callable[[Tensor], None]:

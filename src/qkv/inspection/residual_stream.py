@@ -59,7 +59,7 @@ def residual_stream_norms(cache: ActivationCache, stack: AttentionStack | None =
 def head_outputs(cache: ActivationCache, stack: AttentionStack, layer: int) -> Float[Tensor, "head position d_model"]:
     """Returns the vector that each head adds to the residual stream.
 
-    Together with the bias of the output projection, they sum to the attention output.
+    The vectors of all heads and the bias of the output projection sum to the attention output.
     """
     results = torch.cat([record.head_outputs[0] for record in cache.attention_records(stack, layer)], dim=1)
     return project_head_results(get_attention(cache.model, stack, layer), results)

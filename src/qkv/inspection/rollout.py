@@ -15,7 +15,10 @@ from qkv.models import RNNSeq2Seq
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionRollout(ShortRepr):
-    """The share of every input token in every token after each layer. `sequence` and `source` of a row sum to 1."""
+    """The share of every input token in every token after each layer.
+
+    Each row of `sequence` and `source` together sums to 1.
+    """
 
     sequence: Float[Tensor, "layer query key"]
     source: Float[Tensor, "layer query source"] | None
@@ -39,7 +42,7 @@ def attention_rollout(cache: ActivationCache, stack: AttentionStack | None = Non
     connection and half from the attended source states.
     """
     if isinstance(cache.model, RNNSeq2Seq):
-        raise InputError("attention rollout requires the layers of a Transformer, but this model is an RNN")
+        raise InputError("attention rollout requires a Transformer, got an RNN")
     stack = stack or cache.stacks[0]
     if stack in (AttentionStack.SELF, AttentionStack.ENCODER):
         return AttentionRollout(sequence=rollout_from_means(cache.mean_weights(stack)), source=None)

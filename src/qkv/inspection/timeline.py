@@ -60,7 +60,7 @@ def checkpoint_timeline(
         has_predictions = not (isinstance(task.model, BERT) and task.model.masked_lm is None)
         lenses.append(logit_lens(cache, task.tokenizer, n=1) if has_predictions else None)
     if not steps:
-        raise InputError("the run has no checkpoints, at least 1 is required")
+        raise InputError("the run must have at least 1 checkpoint, got 0")
     lens_views = [lens_view for lens_view in lenses if lens_view is not None]
     return TrainingTimelineView(
         steps=steps,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The Okabe–Ito palette with distinct markers, so that groups differ in print and for color-blind readers.
+# The Okabe–Ito palette with distinct markers. Groups are distinguishable in print and by color-blind readers.
 COLORS_AND_MARKERS = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
@@ -51,7 +51,7 @@ def plot_word_map(
     """Plot words at the 2-D projections of their vectors. Words of the same group share a color and marker."""
     if len(words) != len(vectors) or (groups and len(groups) != len(vectors)):
         raise ShapeError(
-            f"got {len(vectors)} vectors, {len(words)} words and {len(groups)} groups, expected equal numbers"
+            f"these numbers must be equal, got {len(vectors)} vectors, {len(words)} words and {len(groups)} groups"
         )
     points, explained_variance = pca_2d_with_explained_variance(vectors)
     figure = new_figure(width=8.0, height=6.0)

@@ -1,9 +1,9 @@
 """The examples from the lectures, one short module each.
 
-A lesson is a module with a public function `lesson(seed)`, which prints its tables (with `console`) and returns a
-function that draws its figure (`figure_style.DrawFigure`). A lesson therefore runs without matplotlib, and its figure
-shows the numbers that were just computed. `run` prints the title and the lectures, seeds PyTorch's random number
-generator and limits PyTorch to one thread.
+Each lesson is a module with a public function `lesson(seed)`. This function prints tables with `console` and returns
+another function, which draws the figure (`figure_style.DrawFigure`). A lesson therefore runs without matplotlib, and
+the figure shows the numbers that were just computed. `run` prints the title and the lectures of a lesson, seeds
+PyTorch's random number generator and limits PyTorch to one thread.
 """
 
 import sys
@@ -20,13 +20,13 @@ __all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 def run(name: str, *, plot: Path | None = None, seed: int = 0) -> DrawFigure:
     """Print a lesson, save its figure to `plot` if given, and return a function that draws the figure.
 
-    The output depends only on the seed, except for measured times. In a notebook, use `draw = run("walkthrough")` and
+    The output depends only on the seed, except for measured times. In a notebook, call `draw = run("walkthrough")` and
     then `draw()` to display the figure.
     """
     if name not in LESSONS:
         from qkv.config.base import did_you_mean_suffix
 
-        hint = did_you_mean_suffix(name, list(LESSONS)) or "; `qkv lesson` lists them"
+        hint = did_you_mean_suffix(name, list(LESSONS)) or "; run `qkv lesson` to list all lessons"
         raise InputError(f"unknown lesson '{name}'{hint}")
     if plot is not None:
         from qkv.inspection.figures import check_figure_path
@@ -38,7 +38,7 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> DrawFigure:
     lesson = import_module(f"qkv.lessons.{info.module}").lesson
     _print_title_and_lectures(info)
     n_threads = torch.get_num_threads()
-    # For such small matrices, a second thread makes the computation slower, especially on a busy machine.
+    # The matrices are so small that a second thread would slow down the computation, especially on a busy machine.
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):

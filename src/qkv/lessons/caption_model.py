@@ -38,19 +38,20 @@ CAPTION_CONFIG = Seq2SeqConfig(
     scale_embedding=False,
     init_std=0.1,
 )
-"""The encoder–decoder of the 2017 paper with one layer each and image patches as its source.
+"""The encoder–decoder of the 2017 paper with one encoder layer, one decoder layer and image patches as its source.
 
-With `sliding_window=1`, each position only attends to itself within the encoder and the decoder. If patches can attend
-to each other, the captions are equally good, but for one of three seeds, the attention weights are on empty patches.
+With `sliding_window=1`, each position in the encoder or decoder only attends to itself in self-attention. If patches
+can attend to each other, the captions are equally good, but for one of three seeds, the cross-attention weights are on
+empty patches.
 """
 BATCH_SIZE = 32
 MAX_WORDS = 12
 HELD_OUT_SEED = 1_000_003
-"""Seed of the test images; training never uses it."""
+"""Seed of the test images. Training never uses this seed."""
 
 
 def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = lambda _entry: None) -> Seq2Seq:
-    """Train a captioning model with the trainer and objective of the translators."""
+    """Train a captioning model with the same trainer and objective as the translation models."""
     model = Seq2Seq(CAPTION_CONFIG, seed=seed)
     training = TrainingConfig(
         steps=n_steps,
@@ -89,7 +90,7 @@ def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = la
 
 @torch.inference_mode()
 def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
-    """Generate captions greedily until <end>."""
+    """Generate a caption for each image greedily until `<end>` or the limit of `MAX_WORDS`."""
     n = len(patches)
     decoder = Seq2SeqDecoder(model, model.encode(patches), capacity=MAX_WORDS)
     logits = decoder.step(torch.full((n,), CAPTION_WORDS.index(BEGIN)))
@@ -100,7 +101,7 @@ def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
 
 @torch.inference_mode()
 def mean_cross_attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> Float[Tensor, "scene word patch"]:
-    """Cross-attention weights used to predict each word, averaged over the heads."""
+    """Return the cross-attention weights used to predict each word, averaged over the heads."""
     with record(model, "decoder.blocks.0.cross_attention.weights") as cache:
         model(patches, _shift_right(ids))
     return cache["decoder.blocks.0.cross_attention.weights"].mean(1)
@@ -110,7 +111,10 @@ def mean_cross_attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> 
 def teacher_forced_word_accuracy(
     model: Seq2Seq, scenes: Scenes, *, masked_patches: Bool[Tensor, "scene patch"] | None = None
 ) -> Float[Tensor, " word"]:
-    """Accuracy of each word given the true preceding words, with attention to `masked_patches` masked."""
+    """Return the accuracy of each word given the true preceding words.
+
+    Attention to `masked_patches` is masked.
+    """
     source = model.encode(scenes.patches)
     if masked_patches is not None:
         source = Source(states=source.states, mask=Mask(key_padding_mask=~masked_patches))

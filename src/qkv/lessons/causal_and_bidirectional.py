@@ -1,4 +1,4 @@
-"""Lesson: the same block is used for GPT with a causal mask and for BERT without one."""
+"""Lesson: GPT uses a block with a causal mask, and BERT uses the same block without a mask."""
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ def first_head_attention_weights(*, causal: bool, seed: int = 0) -> Float[Tensor
 
 
 def logit_change_norms(*, causal: bool, seed: int = 0) -> Float[Tensor, "replaced_token position"]:
-    """How much the logits at each position (column) change when one token (row) is replaced, as a norm."""
+    """Return the norm of the change in the logits at each position (column) when one token (row) is replaced."""
     model = build_untrained_gpt(causal=causal, seed=seed)
     rows = []
     with torch.no_grad():
@@ -43,7 +43,7 @@ def logit_change_norms(*, causal: bool, seed: int = 0) -> Float[Tensor, "replace
 
 
 def unmasked_gpt_and_bert_difference(seed: int = 0) -> float:
-    """Compute max|BERT states − GPT states without mask| with the same block weights."""
+    """Compute the largest difference between the states of a BERT and of a GPT without a mask, with equal weights."""
     config = BERTConfig(
         vocab_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, activation=Activation.GELU_TANH,
         norm_position=NormPosition.PRE, norm_eps=CONFIG.norm_eps, embedding_norm=False, final_norm=True,
@@ -70,7 +70,7 @@ def lesson(seed: int) -> DrawFigure:
         ("setting", "causal=True", "causal=False"),
         ("parameters of the block", f"{sizes[0]:,}", f"{sizes[1]:,}"),
         ("visible positions", "current and earlier", "all"),
-        ("training targets", "the next word at every position", "the masked words (15 %)"),
+        ("training targets", "the next word at every position", "the masked words (15%)"),
         (f"predictions for these {len(SENTENCE)} words", str(len(SENTENCE)), f"{0.15 * len(SENTENCE):.1f}"),
     ])  # fmt: skip
     print_section("Attention weights of an untrained block with a causal mask")
@@ -85,11 +85,11 @@ def lesson(seed: int) -> DrawFigure:
         (label, *(" ".join(str(i) for i in m[t].nonzero().flatten().tolist()) for m in has_changed))
         for t, label in enumerate(LABELS)
     ])  # fmt: skip
-    print_text("""With the causal mask, a word only affects its own output and later ones, so each output can be
-        trained to predict the *next* word. Without the mask, every word affects all outputs, so words must be masked
-        before they can be predicted.""")
-    print_text(f"""The block is the same: a BERT with the weights and settings of the GPT has the same hidden states as
-        the GPT without a mask, max|difference| = {unmasked_gpt_and_bert_difference(seed):.1g}.""")
+    print_text("""With the causal mask, each word only affects its own output and later outputs, so every output can be
+        trained to predict the *next* word. Without the mask, every word affects all outputs, so the words to predict
+        must be masked in the input.""")
+    print_text(f"""GPT and BERT use the same block. With the weights and settings of the GPT, a BERT has the same hidden
+        states as the GPT without a mask: max|difference| = {unmasked_gpt_and_bert_difference(seed):.1g}.""")
     masked = causal_weights.masked_fill(causal_weights == 0, float("-inf"))
     heatmaps = [
         Heatmap(matrix=m, rows=LABELS, columns=LABELS, title=title)

@@ -1,6 +1,7 @@
-"""Print section titles, paragraphs and tables of lessons in at most 90 columns.
+"""Print the section titles, paragraphs and tables of lessons.
 
-Every function prints an empty line at the end, so the calls can be combined in any order.
+Paragraphs are wrapped at 90 columns. Every printing function ends its output with an empty line, so calls can follow
+each other in any order.
 """
 
 import textwrap
@@ -23,7 +24,7 @@ def print_section(title: str) -> None:
 
 def print_text(text: str) -> None:
     """Print a wrapped paragraph. Line breaks in `text` are ignored."""
-    print(textwrap.fill(" ".join(text.split()), WIDTH), end="\n\n")
+    print(textwrap.fill(" ".join(text.split()), WIDTH, break_on_hyphens=False), end="\n\n")
 
 
 def print_slide_error(text: str) -> None:
@@ -32,7 +33,7 @@ def print_slide_error(text: str) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
-    """Print a table with left-aligned text and right-aligned numbers; floats have `digits` decimals."""
+    """Print a table with left-aligned text and right-aligned numbers; floats are printed with `digits` decimals."""
     rows = [list(row) for row in rows]
     is_text = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
     lines = [list(header), *([_format_cell(cell, digits) for cell in row] for row in rows)]
@@ -55,14 +56,14 @@ def print_matrix(
     corner: str = "",
     digits: int = 2,
 ) -> None:
-    """Print a matrix with row and column labels; `corner` describes its values."""
+    """Print a matrix with row and column labels and the text `corner` in the top left cell."""
     print_table(
         [corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits
     )
 
 
 def format_shape(tensor: Tensor) -> str:
-    """Format the shape of a tensor as in the lectures, for example 5×16."""
+    """Format the shape of a tensor in the notation of the lectures, for example 5×16."""
     return "×".join(f"{size:,}" for size in tensor.shape)
 
 
@@ -72,7 +73,7 @@ def max_abs_difference(left: Tensor, right: Tensor) -> str:
 
 
 def _display_width(text: str) -> int:
-    """Number of terminal columns; combining characters, such as the bar of T̄, have no width."""
+    """Return the number of terminal columns. Combining characters, such as the bar of T̄, have no width."""
     return sum(not unicodedata.combining(character) for character in text)
 
 
@@ -85,5 +86,5 @@ def _format_cell(cell: Cell, digits: int) -> str:
         return "NaN"
     if isinf(cell):
         return "−∞" if cell < 0 else "∞"
-    # Distinguish an exact 0, such as a masked weight, from a small number that is rounded to 0.
+    # An exact 0, such as a masked weight, is printed without decimals, unlike a small number that rounds to 0.
     return "0" if cell == 0.0 else f"{cell:z.{digits}f}"

@@ -1,4 +1,4 @@
-"""Lesson: FLOPs and memory traffic of a Transformer, row by row, and when attention dominates."""
+"""Lesson: the FLOPs and memory traffic of each operation of a Transformer, and when attention dominates."""
 
 from qkv.config import RNNConfig, preset
 from qkv.cost import Estimate, estimate
@@ -21,16 +21,17 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         print_section(f"{name}: a full sequence, b = 1, n = {length:,}, d = 768, h = 12, L = 12")
         _print_cost_per_operation(estimate(preset(name), batch_size=1, seq_len=length, mode="forward"))
     print_text(
-        "“moved” counts the numbers that unfused operations read and write; “F/byte” is FLOPs per byte in float32."
+        "The column “moved” counts the numbers that unfused operations read and write. The column “F/byte” contains "
+        "the FLOPs per byte moved in float32."
     )
     for erratum in LECTURE_ERRATA:
         print_slide_error(erratum)
-    print_section("gpt2: one decoding step at n = 1,024, where n² becomes n and n becomes 1")
+    print_section("gpt2: one decoding step at n = 1,024 (n² becomes n, and n becomes 1)")
     step = estimate(preset("gpt2"), batch_size=1, seq_len=1024, mode="decode", dtype="float16")
     _print_cost_per_operation(step)
-    print_text(f"""The KV cache takes {step.memory.cache:,} bytes: 2·n·d·L values of 2 bytes each. A step computes
-        {step.intensity:.3g} FLOPs per byte moved. A GPU can compute hundreds, so the step is limited by memory
-        bandwidth.""")
+    print_text(f"""The KV cache takes {step.memory.cache:,} bytes: 2·n·d·L values of 2 bytes each. A decoding
+        step performs {step.intensity:.3g} FLOPs per byte moved. A GPU can perform hundreds of FLOPs per byte, so the
+        speed of the step is limited by the memory bandwidth.""")
     _print_encoder_decoder_flops()
     _print_attention_and_rnn_flops()
     return lambda: plot_cost_overview(step, find_device("h200"))
@@ -44,7 +45,7 @@ def _print_attention_parameter_counts() -> None:
          estimate(preset(name), batch_size=1, seq_len=1).parameters.total)
         for name, n in shapes
     ])  # fmt: skip
-    print_slide_error("the formula in lecture C is missing a factor of 4: every layer has four d×d matrices.")
+    print_slide_error("The calculation in lecture C lacks a factor of 4. Every layer has four d×d matrices.")
 
 
 def _print_cost_per_operation(cost: Estimate) -> None:
@@ -71,7 +72,7 @@ def _print_encoder_decoder_flops() -> None:
 
 def _print_attention_and_rnn_flops() -> None:
     d = 768
-    print_section(f"One layer of width {d}: self-attention and recurrence")
+    print_section(f"The cost of one layer of width {d}: self-attention and recurrence")
     names = [layer.name for layer in compare_attention_with_rnn_costs(1, d)]
     lengths = (64, 1024, 8192)
     costs_by_length = [compare_attention_with_rnn_costs(n, d) for n in lengths]
@@ -83,6 +84,7 @@ def _print_attention_and_rnn_flops() -> None:
     config = preset("gpt2")
     assert not isinstance(config, RNNConfig)
     crossover = attention_crossover(config)
-    print_text(f"""According to lecture E, n² dominates for n > d. The exact counts show that scores and weighted sums
-        cost as much as the rest of a gpt2 block at n = {crossover.executed:,} (6d), or at n = {crossover.useful:,}
-        (12d) if only unmasked pairs are counted, because the rest costs 24·d² per token, not d².""")
+    print_text(f"""According to lecture E, the n² term dominates for n > d. However, the exact counts for a gpt2 block
+        show that the scores and weighted sums cost as much as all other operations at n = {crossover.executed:,} (6d),
+        or at n = {crossover.useful:,} (12d) if only unmasked pairs are counted. The reason is that the other operations
+        cost 24·d² FLOPs per token, not d².""")

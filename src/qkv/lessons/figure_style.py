@@ -1,4 +1,4 @@
-"""Common style of the lessons' figures: a color-blind safe palette and plain axes."""
+"""The common style of all lesson figures: a colorblind-safe palette and plain axes."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 else:
-    # matplotlib is an optional dependency: a lesson must run without it if no figure is drawn.
+    # matplotlib is an optional dependency, so lessons must run without it if no figure is drawn.
     Axes = Figure = object
 
 DrawFigure = Callable[[], Figure]

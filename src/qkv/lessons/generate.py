@@ -1,4 +1,4 @@
-"""Lesson: generate text token by token, and how the probabilities change with each token."""
+"""Lesson: generating text token by token, and how the probabilities change with each token."""
 
 import torch
 from torch import Tensor
@@ -26,10 +26,11 @@ SETTINGS = {
 
 def lesson(seed: int) -> DrawFigure:
     task = load_as(LanguageModel, "stories")
-    print_section(f"Greedy generation after “{GENERATION_PROMPT}”: the most likely token is fed back")
-    print_text(f"""The model is `stories` with {sum(p.numel() for p in task.model.parameters()):,} parameters, trained
-        on short stories. At each step, each of its {task.model.config.vocab_size:,} tokens has a probability. The
-        selected token is added to the input, and new probabilities are computed. The symbol · is a space.""")
+    print_section(f"Greedy generation after “{GENERATION_PROMPT}”: the most likely token is appended at each step")
+    print_text(f"""The model is `stories`, which has {sum(p.numel() for p in task.model.parameters()):,} parameters and
+        was trained on short stories. At each step, the model assigns a probability to each of its
+        {task.model.config.vocab_size:,} tokens. The selected token is appended to the input, and the model computes new
+        probabilities. The symbol · represents a space.""")
     greedy_steps = [
         (step.sequence, step.logits.softmax(-1))
         for step in generate_tokens(
@@ -72,14 +73,15 @@ def _format_runners_up(task: LanguageModel, row: Tensor) -> str:
 
 
 def _print_probability_changes_by_new_token(task: LanguageModel, ids: list[int]) -> None:
-    print_section("Which probabilities a new token changes")
+    print_section("Which probabilities change when a token is appended")
     with torch.no_grad():
         before, after = (task.model(torch.tensor([ids[:n]]))[0].softmax(-1) for n in (len(ids) - 1, len(ids)))
-    print_text(f"""Lecture E: “the probabilities get revised upon adding a new token to the input”. This is true for
-        the next token: between the last two steps, its probabilities change by up to
+    print_text(f"""According to lecture E, “the probabilities get revised upon adding a new token to the input”. This is
+        true for the probabilities of the next token: between the last two steps, they change by up to
         {max_abs_difference(after[-1], before[-1])}. The probabilities at earlier positions do not change: they differ
-        by at most {max_abs_difference(after[:-1], before)}, which is rounding error. The causal mask hides the new
-        token from them, so their keys and values can be cached (`qkv lesson kv-cache`).""")
+        by at most {max_abs_difference(after[:-1], before)}, which is within rounding error. The causal mask hides the
+        new token from earlier positions, so the keys and values of those positions can be cached (see `qkv lesson
+        kv-cache`).""")
 
 
 def _print_sampling_effects_at_max_entropy(task: LanguageModel, probabilities: Tensor) -> None:
@@ -98,12 +100,12 @@ def _print_sampling_effects_at_max_entropy(task: LanguageModel, probabilities: T
     n_possible = [int((distribution > 0).sum()) for distribution in processed.values()]
     print_table(["", *SETTINGS], [("possible tokens", *n_possible)])
     print_text("""A temperature below 1 makes the distribution sharper, and a temperature above 1 makes it flatter.
-        Filters remove unlikely tokens and renormalize the rest. Temperature 0 selects the most likely token
-        (argmax).""")
+        The filters (top-k, top-p, min-p and typical) remove tokens and renormalize the remaining probabilities.
+        Temperature 0 selects the most likely token (argmax).""")
 
 
 def _print_samples(task: LanguageModel, seed: int) -> None:
-    print_section("Samples with at most 60 tokens")
+    print_section("Samples of at most 60 new tokens")
     sampling = SamplingConfig(temperature=1.0, seed=seed)
     prompts = [task.encode(GENERATION_PROMPT)] * 3 + [task.encode("The end. They lived happily ever")]
     for sequence in generate(task.model, prompts, max_new=60, sampling=sampling, stop_ids=task.stop_ids):

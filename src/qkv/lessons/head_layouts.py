@@ -1,4 +1,4 @@
-"""Lesson: layouts of multi-head attention and their parameter counts."""
+"""Lesson: the head layouts of multi-head attention and their parameter counts."""
 
 from dataclasses import replace
 
@@ -62,19 +62,20 @@ def _print_shapes_of_attention_steps() -> None:
             ("1", "the sentence: Thinking Machines", format_shape(ids)),
             ("2", "embed each word: X", format_shape(x)),
             ("3", f"X·W_Q, split into {N_HEADS} heads (same for K and V)", format_shape(cache["queries"])),
-            ("4", "attention weights of each head, scaled by √(d/h)", format_shape(cache["weights"])),
+            ("4", "attention weights of each head (scores ÷ √(d/h))", format_shape(cache["weights"])),
             ("", "  and the output Z", format_shape(cache["head_outputs"])),
             ("5", "concatenate all Z and multiply by W_O: R", format_shape(output)),
         ],
     )
     next_layer_shape = format_shape(_build_attention_without_biases("split", D_MODEL, N_HEADS)(output))
     print_text(
-        f"The next layer starts at step 3 with R instead of X: {format_shape(output)} in, {next_layer_shape} out."
+        f"The next layer starts at step 3 with R instead of X. Its input has shape {format_shape(output)}, and its "
+        f"output has shape {next_layer_shape}."
     )
 
 
 def _print_looped_and_stacked_head_differences(x: Residual) -> None:
-    print_section("One product with a reshape, a loop, and separate matrices per head give the same result")
+    print_section("Three implementations of multi-head attention that give the same result")
     attention = _build_attention_without_biases("split", D_MODEL, N_HEADS)
     parts = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
     w_o = attention.out_proj.get_parameter("weight")
@@ -97,32 +98,32 @@ def _print_looped_and_stacked_head_differences(x: Residual) -> None:
 
 
 def _print_pooled_head_equivalences(x: Residual) -> None:
-    print_section("Pooled heads: full-width values whose outputs are summed (lecture C's “less common way”)")
+    print_section("Pooled heads: the sum of full-width head outputs (the “less common way” of lecture C)")
     pooled = _build_attention_without_biases("pooled, no W_O", D_MODEL, N_HEADS)
     mean_config = replace(pooled.head_config, combination=HeadCombination.POOLED_MEAN)
     mean = Attention(D_MODEL, mean_config, bias=False, output_projection=False)
     mean.load_state_dict(pooled.state_dict())
     free = _build_attention_without_biases("free, d_v = d", D_MODEL, N_HEADS)
     free.load_state_dict({**pooled.state_dict(), "out_proj.weight": torch.eye(D_MODEL).repeat(1, N_HEADS)})
-    print_text(f"""If the outputs are averaged instead of summed, the result is {N_HEADS} times smaller (difference
-        {max_abs_difference(mean(x) * N_HEADS, pooled(x))}). Summing is a special case of W_O: the concatenated
-        full-width outputs are multiplied by {N_HEADS} stacked identity matrices (difference
-        {max_abs_difference(free(x), pooled(x))}).""")
+    print_text(f"""If the head outputs are averaged instead of summed, the result is {N_HEADS} times smaller (largest
+        difference after multiplying by {N_HEADS}: {max_abs_difference(mean(x) * N_HEADS, pooled(x))}). Summing the head
+        outputs is equivalent to concatenating them and using {N_HEADS} stacked identity matrices as W_O (largest
+        difference: {max_abs_difference(free(x), pooled(x))}).""")
 
 
 def _print_parameter_counts() -> None:
-    print_section("Parameters of one layer, counted in the built module (no biases)")
+    print_section("Number of parameters of one attention layer without biases")
     sizes = {name: [_count_parameters(name, D_MODEL, h) for h in HEAD_COUNTS] for name in LAYOUTS}
     rows = [[name, formula, *sizes[name]] for name, (formula, _) in LAYOUTS.items()]
     print_table(["layout", "formula", *(f"h = {h}" for h in HEAD_COUNTS)], rows)
     by_formula = {name: [n(h) * D_MODEL**2 for h in HEAD_COUNTS] for name, (_, n) in LAYOUTS.items()}
-    print_text(f"""d = {D_MODEL}. Formula and count agree in every cell: {sizes == by_formula}. The free layout allows
-        any d_v; with d_v = d/h, it is the split layout.""")
+    print_text(f"""For d = {D_MODEL}, the formulas and the counts agree in every cell: {sizes == by_formula}. The free
+        layout allows any d_v. With d_v = d/h, the free layout is the split layout.""")
     layers, width = 96, 12 * 1024
     counted = layers * _count_parameters("split", width, layers)
-    print_slide_error(f"""for GPT-3, lecture C writes 96 · (12·1024)² = 58 billion. That product is
-        {layers * width**2:,}; the factor 4 of the lecture's own formula is missing. The count for {layers} layers of
-        that width is {counted:,}.""")
+    print_slide_error(f"""For GPT-3, lecture C writes 96 · (12·1024)² = 58 billion. This product is only
+        {layers * width**2:,} because it omits the factor 4 of the lecture's own formula. The correct number of
+        parameters for {layers} layers of this width is {counted:,}.""")
 
 
 def _count_parameters(layout: str, d: int, h: int) -> int:
@@ -139,6 +140,9 @@ def _draw_parameter_counts() -> Figure:
         axes.plot([str(h) for h in HEAD_COUNTS], sizes, color=color, marker=marker, label=text)
     axes.legend(frameon=False)
     style_and_label_axes(
-        axes, title="Only the split layout has the same size for any h", x="heads h", y="parameters of one layer, in d²"
+        axes,
+        title="Only the split layout has the same number of parameters for any h",
+        x="heads h",
+        y="parameters of one layer, in d²",
     )
     return figure

@@ -11,14 +11,14 @@ from qkv.tasks import LanguageModel, load_as
 
 EXAMPLE_SENTENCE = "Tim put a green frog on the old boat, and Lily sang a song."
 TEXT = f"{EXAMPLE_SENTENCE} {EXAMPLE_SENTENCE}"
-"""The sentence is repeated, so that induction heads can find the token that followed the same token before."""
+"""The sentence is repeated so that induction heads can attend to the token after the earlier occurrence."""
 PATTERN_DESCRIPTIONS = {
     HeadPattern.PREVIOUS: "the previous token",
     HeadPattern.FIRST: "the first token, which acts as an attention sink",
     HeadPattern.DELIMITER: "punctuation and special tokens",
     HeadPattern.BAG: "all tokens equally (bag of words)",
     HeadPattern.DUPLICATE: "other occurrences of the same token",
-    HeadPattern.INDUCTION: "the token that followed an earlier occurrence of the same token",
+    HeadPattern.INDUCTION: "the token after an earlier occurrence of the same token",
 }
 
 
@@ -37,8 +37,8 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     cache = run_with_cache(task.model, prepare_input(task, TEXT))
     view = classify_heads(cache)
     n_layers, n_heads = view.weights.shape[:2]
-    print_section(f"{n_layers} layers × {n_heads} heads of `stories` on a repeated sentence")
-    print_text(f"“{EXAMPLE_SENTENCE}” (twice)")
+    print_section(f"The heads of `stories` ({n_layers} layers × {n_heads} heads) on a repeated sentence")
+    print_text(f"The text contains this sentence twice: “{EXAMPLE_SENTENCE}”")
     print_table(["pattern", "the head attends to"], list(PATTERN_DESCRIPTIONS.items()))
 
     print_section("The strongest head for each pattern")
@@ -48,16 +48,19 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         digits=3,
     )
     n_named = sum(label is not None for layer in view.labels for label in layer)
-    print_text(f"""A score is the mean attention weight on the position that the pattern predicts, over all tokens that
-        have such a position (for bag of words: entropy ÷ maximum entropy). {n_named} of the {n_layers * n_heads} heads
-        reach the threshold of 0.4 (0.95 for bag of words); most heads match no named pattern. The weights are
-        recomputed from the queries and keys, while the fused kernel is used: max|A·V − output| = {view.error:.1g}.""")
+    print_text("""The score of a head is its mean attention weight on the positions that the pattern predicts, averaged
+        over all tokens that have such positions. For bag of words, the score is the entropy divided by the maximum
+        entropy.""")
+    print_text(f"""{n_named} of the {n_layers * n_heads} heads have a score of at least 0.4 for some pattern (0.95 for
+        bag of words). The other heads match none of these patterns.""")
+    print_text(f"""The fused kernel does not return its attention weights A, so they are recomputed from the queries and
+        keys. The kernel's output differs from A·V by at most {view.error:.1g}.""")
 
     previous_token_head = _find_strongest_head(view, HeadPattern.PREVIOUS)
     layer, head = previous_token_head.layer, previous_token_head.head
     previous_token_weights = view.weights[layer, head].diagonal(-1)
     neuron_view = compute_neuron_view(cache, layer=layer, head=head, query=int(previous_token_weights[2:].argmax()) + 3)
-    print_section(f"Query·key products of {neuron_view.query_label} in layer {layer}, head {head}")
+    print_section(f"Query·key products of the query {neuron_view.query_label} in layer {layer}, head {head}")
     order = neuron_view.weights.argsort(descending=True)[:5].tolist()
     print_table(
         ["key", "position", "q·k", "÷ √d", "weight"],
@@ -73,8 +76,8 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         ],
         digits=3,
     )
-    print_text("""An attention weight is not an explanation by itself; `qkv lesson what-it-refers-to` measures the
-        effect on the model.""")
+    print_text("""An attention weight by itself does not explain a prediction. `qkv lesson what-it-refers-to` measures
+        how masking attention changes the predictions of the model.""")
     return lambda: plot_view(view, title=TEXT)
 
 

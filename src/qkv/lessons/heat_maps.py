@@ -26,7 +26,7 @@ LECTURE_E_SLIDE_SCORES = (
     (0.32, 0.74, 0.44, -0.1, 1.19, 0.83, 0.29, 2.06, 0.51, -0.26, 1.51, 0.11),
 )
 SLIDE_LAST_ROW = (0.05, 0.07, 0.05, 0.03, 0.11, 0.08, 0.05, ILLEGIBLE, 0.06, 0.03, ILLEGIBLE, 0.04)
-"""The probabilities on the slide for query 11, whose scores are all legible."""
+"""The probabilities for query 11 on the slide. All scores of this query are legible."""
 N = len(LECTURE_E_SLIDE_SCORES)
 TOKENS = [str(i) for i in range(N)]
 
@@ -39,20 +39,20 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     print_section(f"The raw scores of lecture E, {N} × {N}: one row per query, one column per key")
     rows = [["?" if isnan(number) else number for number in row] for row in slide.tolist()]
     print_table(["", *TOKENS], [[name, *row] for name, row in zip(TOKENS, rows, strict=True)], digits=2)
-    print_text(f"""{int(is_illegible.sum())} of the {N * N} cells on the slide are illegible (?). They are replaced
-        with random numbers; the other cells are those of the slide.""")
+    print_text(f"""{int(is_illegible.sum())} of the {N * N} cells on the slide are illegible and shown as “?” here. The
+        following computations use random numbers for these cells and the scores on the slide for all other cells.""")
 
     print_section("The mask: −∞ if the key is later than the query")
     visible = CAUSAL.to_dense(N, N, scores.device)[0, 0]
     masked = scores.masked_fill(~visible, float("-inf"))
     print_matrix(masked, rows=TOKENS, columns=TOKENS)
-    print_slide_error("""it combines scores and mask with an “element-wise product”. The −∞ must be added, because a
-        negative score times −∞ is +∞. See `qkv lesson wrong-masks`.""")
+    print_slide_error("""Lecture E combines the scores and the mask with an “element-wise product”. Instead, −∞ must be
+        added to the masked scores because a negative score times −∞ is +∞. See `qkv lesson wrong-masks`.""")
 
     print_section("The softmax of each row: attention probabilities")
     weights = masked_softmax(masked[None, None])[0, 0]
     print_matrix(weights, rows=TOKENS, columns=TOKENS)
-    print_text(f"The rows sum to {weights.sum(-1).min().item():.4f} … {weights.sum(-1).max().item():.4f}.")
+    print_text(f"The row sums are between {weights.sum(-1).min().item():.4f} and {weights.sum(-1).max().item():.4f}.")
     print_text("Query 3 attends to keys " + ", ".join(str(key) for key in weights[3].nonzero()[:, 0].tolist()) + ".")
     _print_slide_comparison(weights[N - 1])
     _print_lecture_d_masked_attention()
@@ -60,7 +60,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
 
 
 def _print_slide_comparison(last_query_weights: Tensor) -> None:
-    print_section("Query 11 attends to all keys; comparison with the slide")
+    print_section("The weights of query 11, which attends to all keys: computed and from the slide")
     print_table(
         ["key", *TOKENS],
         [["computed", *last_query_weights.tolist()], ["slide", *("?" if isnan(p) else p for p in SLIDE_LAST_ROW)]],
@@ -81,7 +81,9 @@ def _print_lecture_d_masked_attention() -> None:
     )
     queries, keys = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 8)
     inputs = AttentionInputs(queries=queries, keys=keys, values=keys, scale=8**-0.5, mask=CAUSAL)
-    print_text("With random q and k of width 8, scores q·k/√8 and their softmax:")
+    print_text(
+        "The following tables contain the scores q·k/√8 and their softmax for random vectors q and k of width 8."
+    )
     names = [f"q{i}" for i in numbers]
     print_matrix(inputs.scores()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])
     print_matrix(inputs.weights()[0, 0], rows=names, columns=[f"k{i}" for i in numbers])

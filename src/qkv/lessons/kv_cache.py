@@ -46,22 +46,22 @@ def _print_equality(model: GPT, ids: Tensor) -> None:
     full_pass = model(ids[:, :64])
     cache = model.new_cache(batch=1, capacity=64)
     steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(64)], dim=1)
-    print_text(f"""If 64 tokens are processed one by one with a cache, the logits differ from those of a single pass by
-        at most {max_abs_difference(full_pass, steps)}. This works because no token attends to later tokens, so a new
-        token does not change the keys and values of earlier ones.""")
-    print_slide_error("""lecture E writes k_new = W·x[:, :−1]. In Python, this is every token except the last. The
-        correct expression is x[:, −1:], which is only the new token.""")
+    print_text(f"""If 64 tokens are processed one by one with a cache, the logits differ from the logits of a single
+        pass by at most {max_abs_difference(full_pass, steps)}. No token attends to later tokens, so a new token does
+        not change the keys and values of earlier tokens, and they can be cached.""")
+    print_slide_error("""Lecture E writes k_new = W·x[:, :−1]. In Python, this slice contains every token except the
+        last. The correct expression is x[:, −1:], which contains only the new token.""")
 
 
 def _cache_before_token(model: GPT, ids: Tensor, n: int) -> KVCache:
-    """Return a cache with the tokens before token n."""
+    """Return a cache that contains the tokens before token n."""
     cache = model.new_cache(batch=1, capacity=n)
     model.hidden_states(ids[:, : n - 1], cache=cache)
     return cache
 
 
 def _measure_step(model: GPT, ids: Tensor, n: int) -> StepCost:
-    # A step appends to its cache, so each repetition needs its own cache.
+    # A step appends to the cache, so each repetition needs a separate cache.
     caches = iter([_cache_before_token(model, ids, n) for _ in range(9)])
     last = ids[:, n - 1 : n]
     work = {mode: Workload(batch_size=1, seq_len=n, mode=mode) for mode in (Mode.DECODE, Mode.FORWARD)}
@@ -87,14 +87,14 @@ def _print_step_costs(costs: list[StepCost]) -> None:
     first, last = costs[0], costs[-1]
     slope = (last.cached_flops - first.cached_flops) // (last.n - first.n)
     fixed = first.cached_flops - slope * first.n
-    print_text(f"""With the cache, a step costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of the
-        products with weights, O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}. The
-        second is the cost of scores and weighted sums, O(bnd): 4dL = {4 * d * n_layers:,} per key. Without the cache,
-        a step is a full pass: O(bnd² + bn²d).""")
+    print_text(f"""With the cache, step n costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of the
+        products with weight matrices, O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}.
+        The second number is the cost of the scores and weighted sums per key, O(bnd) in total: 4dL =
+        {4 * d * n_layers:,}. Without the cache, every step is a full pass, which costs O(bnd² + bn²d).""")
     cached = [fixed + slope * n for n in range(1, 1001)]
     recomputed = sum(n * step_flops for n, step_flops in enumerate(cached, start=1))
     print_text(f"""Generating 1,000 tokens takes {sum(cached) / 1e9:,.1f} GFLOP with the cache and
-        {recomputed / 1e9:,.0f} GFLOP without: {recomputed / sum(cached):,.0f} times as many.""")
+        {recomputed / 1e9:,.0f} GFLOP without the cache, which is {recomputed / sum(cached):,.0f} times as many.""")
 
 
 def _print_measured_and_estimated_cache_bytes(costs: list[StepCost]) -> None:
@@ -121,5 +121,5 @@ def _draw_step_costs(costs: list[StepCost]) -> Figure:
     style_and_label_axes(times, title="Measured time of one step", x="position n", y="milliseconds")
     counts.set_yscale("log")
     style_and_label_axes(counts, title="FLOPs of one step", x="position n", y="million FLOPs (log scale)")
-    figure.suptitle("With a cache, the cost of a step hardly grows; without, the full text is recomputed")
+    figure.suptitle("With a cache, the cost of a step hardly grows; without a cache, the full text is recomputed")
     return figure

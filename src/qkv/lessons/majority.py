@@ -13,7 +13,10 @@ N_CLASSES, D, N = 10, 8, 31
 
 
 class MajorityTokenClassifier(nn.Module):
-    """Predict the most frequent token of the sequence at every position, which requires attention to all tokens."""
+    """Predict the most frequent token of the sequence at every position.
+
+    This task requires attention to all tokens.
+    """
 
     def __init__(self, *, layer_norm: bool, seed: int) -> None:
         super().__init__()
@@ -27,10 +30,10 @@ class MajorityTokenClassifier(nn.Module):
         return self.classifier(self.attention(self.norm(self.token(ids))))
 
     def input_space_query_cosine_with_ones(self) -> float:
-        """Mean |cosine| between a query and the vector of ones, over all tokens.
+        """Return the mean |cosine| between the query of a token and the vector of ones, over all tokens.
 
-        The comparison takes place in the space of LayerNorm's output: q·(W_K x) = (W_Kᵀ q)·x, so W_Kᵀ q is compared
-        with the vector of ones.
+        Because q·(W_K x) = (W_Kᵀ q)·x, the vector of ones is compared with W_Kᵀ q, which is in the same space as the
+        output x of LayerNorm.
         """
         with torch.no_grad():
             x = self.norm(self.token(torch.arange(N_CLASSES)[None]))
@@ -39,14 +42,14 @@ class MajorityTokenClassifier(nn.Module):
 
 
 class ClassifierAndTrainAccuracy(NamedTuple):
-    """A trained classifier with its mean accuracy on the last 20 training batches."""
+    """A trained classifier and its mean accuracy on the last 20 training batches."""
 
     classifier: MajorityTokenClassifier
     train_accuracy: float
 
 
 def train_majority_classifier(*, layer_norm: bool, seed: int, n_steps: int = 300) -> ClassifierAndTrainAccuracy:
-    """Train a classifier; return it with its accuracy on the last 20 batches."""
+    """Train a classifier and return it with its mean accuracy on the last 20 batches."""
     model = MajorityTokenClassifier(layer_norm=layer_norm, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(seed)
@@ -63,6 +66,6 @@ def train_majority_classifier(*, layer_norm: bool, seed: int, n_steps: int = 300
 
 
 def random_cosine_with_ones(seed: int) -> float:
-    """Mean |cosine| between a random vector and the vector of ones."""
+    """Return the mean |cosine| between a random vector and the vector of ones."""
     vectors = torch.randn(10_000, D, generator=torch.Generator().manual_seed(seed))
     return torch.cosine_similarity(vectors, torch.ones(D), dim=-1).abs().mean().item()

@@ -17,11 +17,12 @@ def lesson(seed: int) -> DrawFigure:
         "causal mask": sentences.tiny_gpt(causal=True, seed=seed),
         "no mask": sentences.tiny_gpt(causal=False, seed=seed),
     }
-    print_section("Two identical models, except for the causal mask")
-    print_text(f"""The data are random sentences such as “{sentences.ids_to_text(sentences.sample_sentences(1)[0])}”.
-        The model is a GPT with {sum(p.numel() for p in models["no mask"].parameters()):,} parameters, once with a
-        causal mask and once without. X = the cat sat on the mat, Y = cat sat on the mat </s>: the target of position t
-        is the input at position t + 1.""")
+    print_section("Two models that differ only in the causal mask")
+    print_text(f"""The training data consists of random sentences such as
+        “{sentences.ids_to_text(sentences.sample_sentences(1)[0])}”. Both models are GPTs with
+        {sum(p.numel() for p in models["no mask"].parameters()):,} parameters; one has a causal mask, and the other does
+        not. For the input X = the cat sat on the mat, the target is Y = cat sat on the mat </s>. The target at
+        position t is therefore the input at position t + 1.""")
     losses = {name: sentences.train_gpt_on_sentences(model, n_steps=N_STEPS) for name, model in models.items()}
     valid_fractions = _print_losses_and_valid_fractions(models, losses)
     _print_sentences_and_predictions(models)
@@ -37,9 +38,9 @@ def _print_losses_and_valid_fractions(models: dict[str, GPT], losses: dict[str, 
         ["", *(f"step {step}" for step in steps)],
         [[name, *(loss[s - 1] for s in steps)] for name, loss in losses.items()],
     )
-    print_text(f"""Four of the six target words are chosen at random from four words, so the lowest possible loss
-        without seeing them is 4·ln 4/6 = {sentences.BEST_LOSS:.4f}. The model without a mask is below it, because it
-        copies the next word.""")
+    print_text(f"""Each of four of the six target words is chosen at random from four words. A model that does not see
+        the target words therefore cannot reach a loss below 4·ln 4/6 = {sentences.BEST_LOSS:.4f}. The model without a
+        mask reaches a lower loss because it copies the next word from its input.""")
     new_sentences = sentences.sample_sentences(500)
     print_section("The same models during generation, when the next word does not exist yet")
     valid_fractions = {
@@ -87,8 +88,8 @@ def _print_attention_to_next_token(model: GPT) -> None:
     next_token_weights = [weights.diagonal(1).mean().item() for weights in layers]
     layer = next_token_weights.index(max(next_token_weights))
     n = ids.shape[1]
-    print_text(f"""In layer {layer}, the mean weight on key t + 1 is {next_token_weights[layer]:.2f}; uniform attention
-        would give {1 / n:.2f}.""")
+    print_text(f"""In layer {layer}, the mean weight of query t on key t + 1 is {next_token_weights[layer]:.2f}. With
+        uniform attention, this weight would be {1 / n:.2f}.""")
     print_matrix(layers[layer], rows=[f"query {i}" for i in range(n)], columns=[f"key {i}" for i in range(n)])
 
 
@@ -110,8 +111,8 @@ def _draw_comparison(losses: dict[str, list[float]], valid_fractions: dict[str, 
     drawn_bars = bars.bar(
         list(valid_fractions), [100 * fraction for fraction in valid_fractions.values()], color=[BLUE, RED]
     )
-    bars.bar_label(drawn_bars, fmt="%.0f %%", padding=2)
+    bars.bar_label(drawn_bars, fmt="%.0f%%", padding=2)
     bars.set_ylim(0, 112)
-    style_and_label_axes(bars, title="Generation fails without a mask", x="", y="valid sentences among 500, %")
+    style_and_label_axes(bars, title="Generation fails without a mask", x="", y="valid sentences (% of 500)")
     figure.suptitle("Without a causal mask, a language model copies the next word")
     return figure

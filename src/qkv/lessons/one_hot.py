@@ -1,4 +1,4 @@
-"""Lesson: an embedding is both a product with a one-hot vector and a table lookup."""
+"""Lesson: a product with a one-hot vector and a table lookup give the same embedding."""
 
 import torch
 from torch import Tensor
@@ -41,8 +41,9 @@ def _print_column_lookup() -> TokenEmbedding:
     )
     all_products = torch.stack([columns @ row for row in torch.eye(25)])
     is_equal = torch.equal(all_products, embedding(torch.arange(25)[None])[0])
-    print_text(f"""The product and the lookup are bit-identical for all 25 tokens: {is_equal}. The input can therefore
-        be the ids, and W can be a table. Lecture A counts ids from 1 to 25; the code counts from 0 to 24.""")
+    print_text(f"""The product and the lookup are bit-identical for all 25 tokens: {is_equal}. A model
+        can therefore take ids as input and store W as a table. Lecture A numbers the ids from 1 to 25; the code numbers
+        them from 0 to 24.""")
     return embedding
 
 
@@ -53,17 +54,15 @@ def _print_one_hot_product_and_lookup() -> None:
     one_hots = F.one_hot(ids[0], LECTURE_D_VOCAB_SIZE).float()
     product = one_hots @ embedding.weight
     embedded = embedding(ids)[0]
-    print_text(f"""N = {len(THANKS)} one-hot vectors at once: (N×|V|)·(|V|×d) = {format_shape(one_hots)} ·
+    print_text(f"""For N = {len(THANKS)} one-hot vectors, the shapes are (N×|V|)·(|V|×d) = {format_shape(one_hots)} ·
         {format_shape(embedding.weight)} = {format_shape(product)}.""")
     names = [f"row {i} ({word})" for word, i in THANKS.items()]
     print_matrix(product, rows=names, columns=[f"[{j}]" for j in range(EMBEDDING_WIDTH)])
     print_text(f"The product and the lookup are bit-identical: {torch.equal(product, embedded)}.")
-    print_text("""The slide counts the entries of a one-hot vector from 1, so row 5 is the fifth row. The ids of a
-        tokenizer start at 0, so row 5 is the sixth row.""")
+    print_text("""The slide numbers the entries of a one-hot vector from 1, so id 5 selects the fifth row. The ids of a
+        tokenizer start at 0, so id 5 selects the sixth row.""")
 
-    print_section(
-        f"The same result with different amounts of work (|V| = {LECTURE_D_VOCAB_SIZE:,}, d = {EMBEDDING_WIDTH})"
-    )
+    print_section(f"The cost of the product and of the lookup (|V| = {LECTURE_D_VOCAB_SIZE:,}, d = {EMBEDDING_WIDTH})")
     product_microseconds = 1e6 * best_of_n_seconds(lambda: one_hots @ embedding.weight)
     lookup_microseconds = 1e6 * best_of_n_seconds(lambda: embedding(ids))
     print_table(
@@ -86,7 +85,7 @@ def _format_first_five(vector: Tensor) -> str:
 
 
 def _draw_one_hot_lookup(embedding: TokenEmbedding) -> Figure:
-    """Draw each one-hot vector above the column of W that it selects, as in lecture A."""
+    """Draw one-hot vectors, W and the columns of W that the vectors select, as in lecture A."""
     ids = torch.tensor([3, 17, EXAMPLE_TOKEN_ID, 20])
     columns = embedding.weight.detach().T
     figure = new_figure(width=10.0, height=5.2)
@@ -102,7 +101,7 @@ def _draw_one_hot_lookup(embedding: TokenEmbedding) -> Figure:
     table_axes.set_xticks(range(25))
     selected_axes.set_xticks(range(4), [f"id {i}" for i in ids.tolist()])
     style_and_label_axes(one_hot_axes, title="four one-hot vectors, one per row (black is 1)", x="", y="")
-    style_and_label_axes(table_axes, title="W, 10×25", x="token", y="width")
+    style_and_label_axes(table_axes, title="W, 10×25", x="token", y="dimension")
     style_and_label_axes(selected_axes, title="W·X: the selected columns", x="", y="")
-    figure.suptitle("A one-hot vector selects a column of W, so the product is a lookup")
+    figure.suptitle("A one-hot vector selects a column of W, so the product is equivalent to a table lookup")
     return figure

@@ -36,14 +36,16 @@ def lesson(seed: int) -> DrawFigure:
     held_out = draw_scenes(N_TEST_SCENES, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=UNSEEN_PAIRS)
     config = caption_model.CAPTION_CONFIG
     print_section("An image as a sequence")
-    print_text(f"""This lesson draws images of {SIDE}×{SIDE} pixels with two shapes of {len(SHAPES)} kinds in
-        {len(COLORS)} colors. Split into {PATCHES_PER_ROW}×{PATCHES_PER_ROW} patches of {PATCH}×{PATCH} pixels, an
-        image is a sequence of {PATCHES_PER_ROW**2} vectors of {config.d_patch} numbers. A linear projection maps them
-        to the width of the model, just as an embedding maps a one-hot vector. The rest of the model is the
-        encoder–decoder that is used for translation.""")
-    print_text(f"""An example of a caption is “{_caption_text(held_out, 0)}”. The first shape is the left one if they
-        are side by side, and the upper one otherwise. {len(UNSEEN_PAIRS)} of the {len(SEEN_PAIRS) + len(UNSEEN_PAIRS)}
-        pairs of shapes do not occur in training and are used for testing.""")
+    print_text(f"""This lesson draws images of {SIDE}×{SIDE} pixels. Each image contains two shapes, and there are
+        {len(SHAPES)} kinds of shapes and {len(COLORS)} colors. Splitting an image into
+        {PATCHES_PER_ROW}×{PATCHES_PER_ROW} patches of {PATCH}×{PATCH} pixels gives a sequence of {PATCHES_PER_ROW**2}
+        vectors with {config.d_patch} numbers each. A linear projection maps these vectors to the width of the model,
+        just as an embedding maps one-hot vectors. The rest of the model is the same encoder–decoder as for
+        translation.""")
+    print_text(f"""An example of a caption is “{_caption_text(held_out, 0)}”. If the shapes are side by side, the
+        caption names the left one first. Otherwise, it names the upper one first. {len(UNSEEN_PAIRS)} of the
+        {len(SEEN_PAIRS) + len(UNSEEN_PAIRS)} pairs of colored shapes do not occur in training and are used for
+        testing.""")
     model = caption_model.train_caption_model(
         seed=seed, n_steps=N_CAPTION_STEPS, report=_print_validation_accuracy_if_present
     )
@@ -53,7 +55,7 @@ def lesson(seed: int) -> DrawFigure:
     _print_accuracy_with_masked_shapes(model, held_out)
     return lambda: plot_image_attention(
         *(_image_attention(model, held_out, i, generated[i]) for i in range(N_PLOTTED_SCENES)),
-        title="Attention of each word of the caption (pairs of shapes that do not occur in training)",
+        title="Attention to image patches for each word of the caption (pairs that do not occur in training)",
     )
 
 
@@ -70,7 +72,7 @@ def _caption_text(scenes: Scenes, index: int) -> str:
 
 
 def _print_exact_caption_accuracy(model: Seq2Seq, unseen: Scenes, unseen_captions: list[list[int]]) -> None:
-    print_section(f"Generated captions of {N_TEST_SCENES} new images that are completely correct")
+    print_section(f"Number of completely correct captions for {N_TEST_SCENES} new images")
     familiar = draw_scenes(N_TEST_SCENES, rng=np.random.default_rng(caption_model.HELD_OUT_SEED), pairs=SEEN_PAIRS)
     rows = []
     for name, scenes, captions in (
@@ -82,11 +84,11 @@ def _print_exact_caption_accuracy(model: Seq2Seq, unseen: Scenes, unseen_caption
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     print_table(["", "correct", "accuracy"], rows)
     print_text(f"""The model has {n_parameters:,} parameters and was trained for {N_CAPTION_STEPS} steps with
-        {caption_model.BATCH_SIZE} new images each.""")
+        {caption_model.BATCH_SIZE} new images per step.""")
 
 
 def _print_attention_on_shapes_by_word(model: Seq2Seq, scenes: Scenes) -> None:
-    print_section("Attention weights when each word is predicted (mean over heads)")
+    print_section("Attention weights used to predict each word (mean over heads)")
     weights = caption_model.mean_cross_attention_weights(model, scenes.patches, scenes.captions)
     weight_on_shape = torch.stack(
         [(weights * scenes.shape_patches[:, i, None]).sum(-1).mean(0) for i in range(2)], dim=1
@@ -115,9 +117,9 @@ def _print_accuracy_with_masked_shapes(model: Seq2Seq, scenes: Scenes) -> None:
         for name, patches in masked_patches.items()
     ]
     print_table(["masked", *list(CAPTION_SLOTS)[1:]], rows, digits=2)
-    print_text(f"""The words for the other shape stay correct. The words for the masked shape become random guesses
-        among {len(COLORS)} colors and {len(SHAPES)} shapes, and so does the relation (1 of {len(RELATIONS)}), which
-        depends on both shapes.""")
+    print_text(f"""The words that describe the other shape stay correct. For the masked shape, the model guesses one of
+        {len(COLORS)} colors and one of {len(SHAPES)} shapes. It also guesses one of {len(RELATIONS)} relations because
+        the relation depends on both shapes.""")
 
 
 def _image_attention(model: Seq2Seq, scenes: Scenes, index: int, ids: list[int]) -> ImageAttention:

@@ -30,12 +30,12 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     b, e = (sinusoidal_encoding(positions, D, style)[0] for style in (B, E))
     print_section("Learned positions: a table with one row per position (lecture D)")
     shape = LearnedPositions(N, D).table.weight.shape
-    print_slide_error(f"""lecture D gives the table E_pos the shape [1 × N]. The correct shape is [N × d]: here
-        {list(shape)}, {shape.numel():,} numbers.""")
+    print_slide_error(f"""According to lecture D, the table E_pos has shape [1 × N]. The correct shape is [N × d]. In
+        this lesson, the shape is {list(shape)}, and the table contains {shape.numel():,} numbers.""")
     _print_lecture_b_and_e_sinusoids()
     print_section(f"All rows are different ({N} positions, d = {D})")
     print_table(
-        ["", "smallest distance of two rows", "adjacent rows", "largest distance"],
+        ["", "smallest distance", "mean distance of adjacent rows", "largest distance"],
         [
             (
                 name,
@@ -70,21 +70,23 @@ def _print_lecture_b_and_e_sinusoids() -> None:
     d = 8
     b, e = (sinusoidal_encoding(torch.arange(4)[None], d, style)[0] for style in (B, E))
     print_section(f"Sinusoids: alternating sin and cos of pos / 10000^(2i/d), d = {d}")
-    print_text("Lecture B numbers the pairs i = 0, 1, … d/2 − 1; lecture E numbers them i = 1, 2, … d/2.")
+    print_text(
+        "Lecture B numbers the (sin, cos) pairs from i = 0 to d/2 − 1. Lecture E numbers them from i = 1 to d/2."
+    )
     columns = [f"{name}{i}" for i in range(d // 2) for name in ("sin", "cos")]
     print_matrix(b, rows=[f"B, pos {i}" for i in range(4)], columns=columns, digits=3)
     print_matrix(
         e, rows=[f"E, pos {i}" for i in range(4)], columns=[c[:3] + str(int(c[3]) + 1) for c in columns], digits=3
     )
     shortest_period, longest_period = (2 * math.pi * 10000**exponent for exponent in (0.0, 1.0))
-    print_slide_error(f"""lectures B and E use different indices; the 2017 paper agrees with B. The columns of E equal
-        those of B shifted by two (max|difference| {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks the
-        shortest period ({shortest_period:.1f} positions), and B lacks the longest ({longest_period:,.0f}). Both work,
-        but they cannot be mixed (max|B − E| {(b - e).abs().max().item():.2f}).""")
+    print_slide_error(f"""Lectures B and E use different indices; the 2017 paper agrees with lecture B. The columns of E
+        are the columns of B shifted by two (max|difference| = {(e[:, :-2] - b[:, 2:]).abs().max().item():.1g}). E lacks
+        the shortest period ({shortest_period:.1f} positions), and B lacks the longest period ({longest_period:,.0f}
+        positions). Both encodings work, but they cannot be mixed (max|B − E| = {(b - e).abs().max().item():.2f}).""")
 
 
 def _print_concatenation_equals_addition(positions: Positions) -> None:
-    print_section("Adding, or concatenating and projecting")
+    print_section("Combining tokens and positions: addition, or concatenation and projection")
     added, concatenated = SinusoidalPositions(), ConcatenatedSinusoidalPositions(D)
     with torch.no_grad():
         concatenated.project.weight.copy_(torch.cat((torch.eye(D), torch.eye(D)), dim=1))
@@ -98,12 +100,12 @@ def _print_concatenation_equals_addition(positions: Positions) -> None:
             ("sinusoid, concatenated", "[x; p]·W, W of 2d×d", _parameter_count(concatenated)),
         ],
     )
-    print_text(f"""Concatenation is more general: with W = [I; I], it is equal to addition (max|difference|
-        {difference:.1g}). It needs 2d² more parameters, here {2 * D * D:,}.""")
+    print_text(f"""Concatenation is more general than addition: with W = [I; I], both give the same result
+        (max|difference| = {difference:.1g}). Concatenation needs 2d² = {2 * D * D:,} additional parameters.""")
 
 
 def _print_rotary_scores_and_alibi_biases() -> None:
-    print_section("Newer methods: positions in the attention scores")
+    print_section("Newer methods: position information in the attention scores")
     rotary = RotaryEmbedding(D)
     query, key = torch.randn(2, 1, 1, 1, D)
 
@@ -112,14 +114,14 @@ def _print_rotary_scores_and_alibi_biases() -> None:
         return (info[0].rotate(query) * info[1].rotate(key)).sum().item()
 
     print_table(
-        ["rotary positions rotate q and k", "q·k"],
+        ["rotary position embedding", "q·k"],
         [(f"query at {q}, key at {k}: distance {q - k}", score(q, k)) for q, k in ((5, 2), (105, 102), (5, 4))],
     )
     bias = ALiBi(8)(torch.tensor([[10]]), torch.arange(11)[None]).bias
     assert bias is not None
-    print_text(f"""Rotary scores depend only on the distance. ALiBi adds −slope × distance: for a key 10 positions
-        back, the first of 8 heads adds {bias[0, 0, 0, 0].item():.1f} and the last adds
-        {bias[0, -1, 0, 0].item():.3f}.""")
+    print_text(f"""For given vectors q and k, rotary scores depend only on the distance between the query and the key.
+        ALiBi adds −slope × distance to each score. For a key 10 positions before the query, the first of 8 heads adds
+        {bias[0, 0, 0, 0].item():.1f}, and the last head adds {bias[0, -1, 0, 0].item():.3f}.""")
 
 
 def _nearest_position_accuracy(
@@ -155,7 +157,7 @@ def _draw_sinusoids_and_clusters(lecture_b: Tensor, lecture_e: Tensor, noisy_wor
         )
     style_and_label_axes(
         cluster_axes,
-        title=f"{N_WORDS} words at positions 0–5 (word + position)",
+        title=f"{N_WORDS} words at each of the positions 0–5",
         x="first principal component",
         y="second principal component",
     )

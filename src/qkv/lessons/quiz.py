@@ -1,4 +1,7 @@
-"""Lesson: the quizzes of the lectures, answered by computation. Quizzes about cost are in quiz_cost."""
+"""Lesson: quiz questions from the lectures, answered by computation.
+
+The questions about cost are in `quiz_cost`.
+"""
 
 import torch
 
@@ -31,11 +34,11 @@ QUIZ_OPTIONS = {
     "6. W_1 and W_2 in the FFN": (".up_proj.", ".down_proj."),
     "not on the slide: γ of the LayerNorms": ("norm.",),
 }
-"""The options of the slide that are parameters, with parts of their names in qkv."""
+"""Quiz options that are parameters, with substrings of the corresponding parameter names in qkv."""
 
 
 def trainable_parameters_by_quiz_option(model: GPT) -> dict[str, int]:
-    """Number of trainable parameters for each option."""
+    """Return the number of trainable parameters for each option."""
     sizes = dict.fromkeys(QUIZ_OPTIONS, 0)
     for name, parameter in model.named_parameters():
         (option,) = (option for option, parts in QUIZ_OPTIONS.items() if any(part in name for part in parts))
@@ -48,8 +51,8 @@ def lesson(seed: int) -> DrawFigure:
     print_section("Lecture A: what is W·X if X is one-hot at j?")
     columns = TokenEmbedding(25, 10).weight.T
     difference = (columns @ torch.eye(25)[7] - columns[:, 7]).abs().max().item()
-    print_text(f"""It is the column w_j: for a 10×25 matrix W and j = 7, max|W·X − w_7| = {difference:.1g}. The product
-        is a lookup.""")
+    print_text(f"""W·X is the column w_j of W, so the product is equivalent to a table lookup. For a 10×25 matrix W and
+        j = 7, max|W·X − w_7| = {difference:.1g}.""")
     _print_trainable_parameters_by_option(model)
     _print_scaling_batching_masking_answers()
     _print_purpose_of_causal_mask(model)
@@ -72,10 +75,10 @@ def _print_trainable_parameters_by_option(model: GPT) -> None:
             ("all", sum(p.numel() for p in model.parameters() if p.requires_grad)),
         ],
     )
-    print_text("Answer: 2, 5, 6 and 7. The data, the softmax and the sinusoids have no parameters.")
+    print_text("Answer: 2, 5, 6 and 7. The data, the softmax function and the sinusoidal encodings have no parameters.")
     shape = "×".join(str(size) for size in model.unembedding.weight.shape)
-    print_slide_error(f"""lecture E writes the logits as xW_E. W_E has shape V×d (here {shape}), so the logits are
-        x·W_Eᵀ with shape n×V.""")
+    print_slide_error(f"""Lecture E writes the logits as xW_E. However, W_E has shape V×d (here {shape}), so the
+        logits are x·W_Eᵀ and have shape n×V.""")
 
 
 def _print_scaling_batching_masking_answers() -> None:
@@ -87,14 +90,14 @@ def _print_scaling_batching_masking_answers() -> None:
             inputs = AttentionInputs(queries=queries, keys=keys, values=keys, scale=scale)
             rows.append((d, name, inputs.scores().var().item(), inputs.weights().amax(-1).mean().item()))
     print_table(["d", "scores", "variance", "largest of 256 weights"], rows, digits=3)
-    print_text("√d keeps the variance at 1 for any d; without it, the softmax selects a single key.")
+    print_text("""Dividing by √d keeps the variance of the scores close to 1 for every d. Without this scaling, a large
+        d makes the softmax assign almost all of the weight to a single key.""")
     attention, x = Attention(48, HeadConfig.split(48, 4)), torch.randn(7, 11, 48)
     with torch.no_grad():
         one_by_one = torch.cat([attention(row[None]) for row in x])
         difference = (attention(x) - one_by_one).abs().max().item()
-    print_text(
-        f"It works with batches: for 7 sequences at once (7×11×48) and one by one, max|difference| = {difference:.1g}."
-    )
+    print_text(f"""Attention works with batches. Processing 7 sequences as one batch (7×11×48) gives the same result as
+        processing them one by one: max|difference| = {difference:.1g}.""")
     scores = torch.randn(1, 1, 5, 5)
     visible = CAUSAL.to_dense(5, 5, scores.device)
     before = masked_softmax(scores.masked_fill(~visible, float("-inf")))
@@ -104,8 +107,9 @@ def _print_scaling_batching_masking_answers() -> None:
         ["row", "sum, mask before softmax", "sum, mask after softmax"],
         [(i, before[0, 0, i].sum().item(), after[0, 0, i].sum().item()) for i in range(5)],
     )
-    print_text(f"""If the mask is applied after the softmax, the rows do not sum to 1. Divided by their sums, they are
-        correct again (max|difference| {difference:.0e}). The lesson wrong-masks trains models with both.""")
+    print_text(f"""If the mask is applied after the softmax, all rows except the last sum to less than 1. Dividing each
+        row by its sum restores the correct weights (max|difference| = {difference:.0e}). `qkv lesson wrong-masks`
+        trains models with each of these methods.""")
 
 
 def _print_purpose_of_causal_mask(model: GPT) -> None:
@@ -121,12 +125,12 @@ def _print_purpose_of_causal_mask(model: GPT) -> None:
         ["", "causal mask", "no mask"],
         [
             ("A. FLOPs of one pass", *(quiz_cost.count_model_flops(m, ids) for m in (model, bidirectional))),
-            ("B. largest change of logits 0–7 if tokens 8–11 change", *(f"{change:.1g}" for change in changes)),
+            ("B. largest change in logits 0–7 if tokens 8–11 change", *(f"{change:.1g}" for change in changes)),
         ],
     )
-    print_text("""Answer: B. The mask hides later tokens. It does not save FLOPs by itself (A), because the matrix
-        product computes all scores, and it does not highlight any tokens (C), because the scores determine the weights
-        of the visible tokens.""")
+    print_text("""Answer: B. The mask hides later tokens. Answer A is incorrect because the matrix product still
+        computes all scores, so the mask by itself does not save FLOPs. Answer C is incorrect because the mask does not
+        highlight any tokens. The weights of the visible tokens depend only on their scores.""")
 
 
 def _draw_parameters_and_flops(parameters_by_option: dict[str, int], flops: quiz_cost.FlopsBySourceLength) -> Figure:
@@ -138,5 +142,5 @@ def _draw_parameters_and_flops(parameters_by_option: dict[str, int], flops: quiz
     bars.margins(x=0.15)
     style_and_label_axes(bars, title="Trainable parameters of a small GPT", x="trainable parameters", y="")
     quiz_cost.plot_flops_by_source_length(lines, flops, colors=(BLUE, ORANGE))
-    figure.suptitle("Two quizzes of lecture E: trainable parameters, and the cost of an encoder–decoder")
+    figure.suptitle("Two quiz questions from lecture E: trainable parameters, and the cost of an encoder–decoder")
     return figure

@@ -1,4 +1,4 @@
-"""Quizzes of lecture E about cost, checked against FLOPs counted by PyTorch and actual bytes."""
+"""Quiz questions from lecture E about cost, checked against FLOPs counted by PyTorch and actual cache sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ def count_model_flops(model: nn.Module, *ids: Tensor) -> int:
 
 
 def print_quiz_cost_answers(seed: int) -> FlopsBySourceLength:
-    """Print the answers and return the measured FLOPs of the encoder and the decoder."""
+    """Print the answers and return the FLOPs counted for the encoder and the decoder."""
     _print_matmul_flops_and_traffic()
     _print_one_and_all_head_projection_costs()
     _print_measured_kv_cache_bytes(seed)
@@ -64,8 +64,8 @@ def _print_matmul_flops_and_traffic() -> None:
             )
         )
     print_table(["product", "counted", "2nmk", "numbers moved", "nm + mk + nk", "slide's IO"], rows)
-    print_slide_error("""lecture E counts the memory traffic as nm + mk + nm, with nm twice. The product AB has n×k
-        elements, so the correct count is nm + mk + nk. Both agree only if m = k.""")
+    print_slide_error("""Lecture E counts the memory traffic as nm + mk + nm, which includes nm twice. The product AB
+        has n×k elements, so the correct count is nm + mk + nk. The two counts agree only if m = k.""")
 
 
 def _print_one_and_all_head_projection_costs() -> None:
@@ -88,7 +88,9 @@ def _print_one_and_all_head_projection_costs() -> None:
             )
         ],
     )
-    print_text("All heads together cost h times the FLOPs of one head, but x is read only once.")
+    print_text(
+        "The projection for all heads costs h times the FLOPs of the projection for one head, but x is read only once."
+    )
 
 
 def _print_measured_kv_cache_bytes(seed: int) -> None:
@@ -102,8 +104,8 @@ def _print_measured_kv_cache_bytes(seed: int) -> None:
             model(torch.zeros(1, n, dtype=torch.long), cache=cache)
         rows.append((n, d, n_layers, cache.n_bytes, cache.n_bytes // 4, 2 * n * d * n_layers))
     print_table(["n", "d", "L", "bytes of the cache", "float32 numbers", "2ndL"], rows)
-    print_text("""Answer 4: 2ndL numbers for the keys and values of every token in every layer (× batch size × bytes
-        per number).""")
+    print_text("""Answer 4: 2ndL. The cache stores a key and a value of width d for each of the n tokens in each of the
+        L layers. To get the size in bytes, multiply 2ndL by the batch size and the number of bytes per number.""")
 
 
 def _print_encoder_decoder_flops(seed: int) -> FlopsBySourceLength:
@@ -133,12 +135,13 @@ def _print_encoder_decoder_flops(seed: int) -> FlopsBySourceLength:
         ]
         rows.append((m, n, encoder, formula[0], decoder, formula[1]))
     print_table(["m", "n", "encoder", "formula", "decoder", "formula"], rows)
-    print_text("""The formula for one layer is 24md² + 4m²d for self-attention and FFN with m tokens (d_ff = 4d), and
-        4nd² + 4md² + 4nmd for cross-attention. Answer: O(n²) + O(m²) + O(nm), or O(n²d + nd² + m²d + md² + nmd). With
-        a longer source, the cost of the encoder grows with m², and the cost of the decoder grows linearly with m.""")
-    print_slide_error("""lecture E names the three terms encoder, decoder and cross-attention in this order, but n is
-        the summary and m is the passage: m² belongs to the self-attention of the encoder, and n² to that of the
-        decoder.""")
+    print_text("""In one layer with d_ff = 4d, self-attention and the FFN cost 24md² + 4m²d FLOPs for m tokens.
+        Cross-attention costs another 4nd² + 4md² + 4nmd FLOPs.""")
+    print_text("""Answer: O(n²) + O(m²) + O(nm) or, including the width d, O(n²d + nd² + m²d + md² + nmd). As the source
+        gets longer, the cost of the encoder grows with m², and the cost of the decoder grows linearly with m.""")
+    print_slide_error("""Lecture E labels the three terms encoder, decoder and cross-attention, in this order. However,
+        n is the length of the summary and m is the length of the passage. The term m² therefore belongs to the
+        self-attention of the encoder, and n² belongs to the self-attention of the decoder.""")
     same_target = rows[: len(SOURCE_LENGTHS)]
     return FlopsBySourceLength(encoder=[row[2] for row in same_target], decoder=[row[4] for row in same_target])
 
@@ -148,7 +151,7 @@ def _self_attention_flops(n: int) -> int:
 
 
 def plot_flops_by_source_length(axes: Axes, flops: FlopsBySourceLength, *, colors: Sequence[str]) -> None:
-    """Plot the FLOPs of the encoder and the decoder by source length."""
+    """Plot the FLOPs of the encoder and the decoder as a function of the source length."""
     for (name, values), color, marker in zip(flops._asdict().items(), colors, "os", strict=True):
         axes.plot(SOURCE_LENGTHS, [value / 1e6 for value in values], color=color, marker=marker, label=name)
     axes.legend(frameon=False)

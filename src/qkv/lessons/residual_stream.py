@@ -1,4 +1,4 @@
-"""Lesson: how the residual stream of one token changes, and how information from another token enters it."""
+"""Lesson: how the residual stream of one token changes and receives information from another token."""
 
 from contextlib import ExitStack
 
@@ -37,7 +37,10 @@ def record_residuals_and_sublayer_outputs(gpt: GPT, ids: Int[Tensor, "1 position
 
 
 def residual_change_norms(gpt: GPT, *, replaced_position: int) -> Float[Tensor, "tap position"]:
-    """Norm of the change of each token's stream at each tap if the token at `replaced_position` is replaced."""
+    """Return the norm of the change in each token's residual stream when the token at `replaced_position` is replaced.
+
+    The rows are the taps in `RESID_TAPS`.
+    """
     replaced = IDS.clone()
     replaced[0, replaced_position] = REPLACEMENT_ID
     before, after = (
@@ -48,7 +51,7 @@ def residual_change_norms(gpt: GPT, *, replaced_position: int) -> Float[Tensor, 
 
 
 def mask_edges_to_source(gpt: GPT, *, queries: list[int]) -> ExitStack:
-    """Mask attention from these queries to SOURCE in every layer, until the context exits."""
+    """Mask attention from `queries` to `SOURCE` in every layer until the returned context exits."""
     stack = ExitStack()
     for query in queries:
         stack.enter_context(mask_attention(gpt, "blocks.*.attention", query=query, key=SOURCE))
@@ -58,7 +61,7 @@ def mask_edges_to_source(gpt: GPT, *, queries: list[int]) -> ExitStack:
 def lesson(seed: int) -> DrawFigure:
     gpt = build_untrained_gpt(seed)
     cache = record_residuals_and_sublayer_outputs(gpt, IDS)
-    print_section(f"The stream of “{SENTENCE_WORDS[TARGET]}”: what each sublayer adds (untrained GPT)")
+    print_section(f"What each sublayer of an untrained GPT adds to the residual stream of “{SENTENCE_WORDS[TARGET]}”")
     start = cache[RESID_TAPS[0]][0, TARGET]
     rows, total = [("token + position", start.norm().item(), start.norm().item(), 1.0)], start
     for layer in range(N_LAYERS):
@@ -70,11 +73,14 @@ def lesson(seed: int) -> DrawFigure:
     print_table(["sublayer", "‖output‖", "‖stream‖ afterwards", "cosine with the embedding"], rows, digits=3)
     difference = (total - cache[RESID_TAPS[-1]][0, TARGET]).abs().max().item()
     print_text(
-        f"The embedding plus all sublayer outputs equals the final residual stream: max|difference| = {difference:.1g}."
+        f"The sum of the embedding and all sublayer outputs is the final residual stream: max|difference| = "
+        f"{difference:.1g}."
     )
 
     unmasked = residual_change_norms(gpt, replaced_position=SOURCE)
-    print_section(f"Change of the stream of “{SENTENCE_WORDS[TARGET]}” if “{SENTENCE_WORDS[SOURCE]}” is replaced")
+    print_section(
+        f"Change in the residual stream of “{SENTENCE_WORDS[TARGET]}” if “{SENTENCE_WORDS[SOURCE]}” is replaced"
+    )
     with mask_edges_to_source(gpt, queries=[TARGET]):
         direct_edge_masked = residual_change_norms(gpt, replaced_position=SOURCE)
     with mask_edges_to_source(gpt, queries=list(range(SOURCE + 1, len(SENTENCE_WORDS)))):
@@ -88,13 +94,15 @@ def lesson(seed: int) -> DrawFigure:
         [(tap, *(run[i, TARGET].item() for run in runs)) for i, tap in enumerate(RESID_TAPS)],
         digits=3,
     )
-    print_text(f"""The stream does not change before the first attention layer (resid_mid of block 0): only attention
-        moves information between tokens; feed-forward layers, norms and residual connections act on each token
-        separately. If the edge it→animal is masked in all layers, information still arrives indirectly
-        ({direct_edge_masked[-1, TARGET].item():.3f} at the last tap), through tokens that attend to *animal* and that
-        *it* attends to one layer later. If every edge to *animal* is masked, or if attention is ablated, nothing
-        arrives: 0. In the last column, the later word “{SENTENCE_WORDS[-1]}” is replaced; the causal mask prevents it
-        from having any effect.""")
+    print_text("""The residual stream of *it* first changes at resid_mid of block 0, after the first attention layer.
+        Only attention moves information between tokens; feed-forward layers, norms and residual connections act on each
+        token separately.""")
+    print_text(f"""If attention from *it* to *animal* is masked in all layers, information about *animal* still reaches
+        *it* indirectly: the change at the last tap is {direct_edge_masked[-1, TARGET].item():.3f}. Other tokens attend
+        to *animal*, and *it* attends to those tokens in a later layer. If attention from all later tokens to *animal*
+        is masked, or if attention is ablated, the residual stream of *it* does not change at all (0).""")
+    print_text(f"""In the last column, the later word “{SENTENCE_WORDS[-1]}” is replaced instead of *animal*. Because of
+        the causal mask, replacing a later word has no effect on *it*.""")
     tap_labels = [tap.removeprefix("blocks.").replace(".resid_", " ") for tap in RESID_TAPS]
     heatmaps = [
         Heatmap(
@@ -107,4 +115,6 @@ def lesson(seed: int) -> DrawFigure:
         )
         for run, title in ((unmasked, "unmasked"), (direct_edge_masked, "edge it→animal masked in every block"))
     ]
-    return lambda: plot_heatmaps(*heatmaps, title="Change of every token's residual stream if “animal” is replaced")
+    return lambda: plot_heatmaps(
+        *heatmaps, title="Change in the residual stream of every token if “animal” is replaced"
+    )

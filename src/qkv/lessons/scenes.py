@@ -1,4 +1,4 @@
-"""Random images of two shapes with captions, for the lesson on pictures."""
+"""Random images of two shapes with captions, for the lesson `pictures`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from qkv.nn import split_into_patches
 from qkv.tensors import Ids, Patches
 
 SIDE, PATCH = 36, 4
-"""Side lengths of an image and of a patch in pixels."""
+"""Side lengths of an image and of a patch, in pixels."""
 PATCHES_PER_ROW = SIDE // PATCH
 
 BACKGROUND = np.array([0.07, 0.08, 0.11], np.float32)
@@ -32,7 +32,7 @@ CAPTION_WORDS = (BEGIN, END, "a", *COLORS, *SHAPES, *RELATIONS)
 _N_CHOICES = (len(COLORS), len(SHAPES), len(COLORS), len(SHAPES))
 _PAIRS = np.random.default_rng(0).permutation(int(np.prod(_N_CHOICES)))
 UNSEEN_PAIRS, SEEN_PAIRS = np.split(_PAIRS, [len(_PAIRS) // 5])
-"""`UNSEEN_PAIRS` are held out of training, and `SEEN_PAIRS` are used for it."""
+"""Indices of pairs of colored shapes. `SEEN_PAIRS` are used for training; `UNSEEN_PAIRS` are held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,12 @@ class Scenes:
 
     images: Float[Tensor, "scene row column channel"]
     captions: Ids
-    """Indices into CAPTION_WORDS, for example: a red square, left of, a blue circle, <end>."""
+    """Indices into `CAPTION_WORDS`. An example is “a red square left of a blue circle <end>”."""
     shape_patches: Bool[Tensor, "scene 2 patch"]
-    """Patches that contain the first and the second shape; if both, the one that covers more of the patch."""
+    """Patches that contain the first and the second shape.
+
+    If a patch contains both shapes, it is assigned to the shape that covers more of the patch.
+    """
 
     @cached_property
     def patches(self) -> Patches:
@@ -53,7 +56,7 @@ class Scenes:
 def draw_scenes(n: int, *, rng: np.random.Generator, pairs: NDArray[np.int64] = SEEN_PAIRS) -> Scenes:
     """Draw n random images with captions.
 
-    The caption names the left shape first if the shapes are side by side, and the upper one otherwise.
+    If the shapes are side by side, the caption names the left one first. Otherwise, it names the upper one first.
     """
     color, shape, other_color, other_shape = np.unravel_index(rng.choice(pairs, n), _N_CHOICES)
     relation = rng.integers(len(RELATIONS), size=n)
@@ -94,9 +97,9 @@ def ids_to_words(ids: list[int]) -> list[str]:
 
 
 def _sample_shape_pair_centers(relation: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Sample the centers of both shapes, in patches.
+    """Sample the centers of both shapes, measured in patches.
 
-    They are at least three patches apart in one direction and at most one in the other.
+    The centers are at least three patches apart in one direction and at most one patch apart in the other.
     """
     n = len(relation)
     distance = rng.integers(3, PATCHES_PER_ROW - 3, size=n)
@@ -110,7 +113,7 @@ def _sample_shape_pair_centers(relation: NDArray[np.int64], rng: np.random.Gener
 def _pixel_coverage_at_random_size(
     shape: NDArray[np.int64], centers: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Fraction of each pixel that the shape covers; the size is one of three."""
+    """Return the fraction of each pixel covered by the shape, which is drawn in one of three random sizes."""
     n, width = len(shape), _STAMPS.shape[-1]
     coverage = np.zeros((n, SIDE, SIDE), np.float32)
     rows, columns = (PATCH * centers - width // 2)[:, :, None].transpose(1, 0, 2) + np.arange(width)
@@ -119,11 +122,11 @@ def _pixel_coverage_at_random_size(
 
 
 def _rasterize_shapes_in_all_sizes() -> NDArray[np.float32]:
-    """Draw each shape in each size."""
+    """Draw each shape in each of the three sizes."""
     radius = np.array([3.5, 4.5, 5.5])[:, None, None]
     x = (np.arange(12) - 5.5) / radius
     y = x.swapaxes(1, 2)
-    # Values below 1 are inside the shape; y points down. The order is that of SHAPES.
+    # Values below 1 are inside the shape, and y points down. The shapes are in the order of SHAPES.
     square, circle = np.maximum(abs(x), abs(y)) / 0.9, np.hypot(x, y)
     triangle = np.maximum(y / 0.8, abs(x) / 0.55 - y)
     cross = np.minimum(np.maximum(abs(x) / 0.34, abs(y)), np.maximum(abs(x), abs(y) / 0.34))

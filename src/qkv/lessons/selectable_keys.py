@@ -1,4 +1,4 @@
-"""Find the keys for which a query exists that scores them highest (for the lesson layernorm-geometry)."""
+"""Find the keys that can receive the highest score of all keys for some query (for `layernorm-geometry`)."""
 
 from typing import NamedTuple
 
@@ -7,29 +7,29 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TOLERANCE = 1e-9
-"""Values below this count as 0; the vectors are float64 with norms of about 1."""
+"""Values below this tolerance are treated as 0. The vectors are float64 and have norms of about 1."""
 MAX_ITERATIONS = 1000
-"""A search takes a few dozen iterations; the limit prevents an endless loop due to rounding."""
+"""A search takes a few dozen iterations. The limit prevents an infinite loop caused by rounding errors."""
 
 
 class ConvexCombination(NamedTuple):
-    """Corners, as indices of points, and their convex weights."""
+    """Corners, given as indices of points, and their convex weights."""
 
     corners: Int[Tensor, " corner"]
     weights: Float[Tensor, " corner"]
 
 
 def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
-    """Return whether each key i has a query p with p·(kᵢ − kⱼ) > 0 for all j.
+    """Return for each key i whether a query p exists such that p·(kᵢ − kⱼ) > 0 for all j ≠ i.
 
-    If such a query exists, the point nearest to 0 in the convex hull of the differences is one. If the key is inside
-    the convex hull of the others, that point is 0.
+    If such a query exists, the point nearest to 0 in the convex hull of the differences kᵢ − kⱼ is such a query. If the
+    key is inside the convex hull of the other keys, this point is 0, and no such query exists.
     """
     keys = keys.double()
     is_selectable = []
     for i, key in enumerate(keys):
         differences = key - torch.cat((keys[:i], keys[i + 1 :]))
-        # If all keys have the same norm, each key selects itself, possibly by a margin too small for the search.
+        # If all keys have the same norm, each key selects itself, but the margin may be too small for the search.
         is_selectable.append(
             bool((differences @ key > 0).all() or (differences @ min_norm_point(differences) > TOLERANCE).all())
         )
@@ -37,10 +37,10 @@ def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
 
 
 def min_norm_point(points: Float[Tensor, "point d"]) -> Float[Tensor, " d"]:
-    """Find the point of smallest norm in the convex hull with Wolfe's algorithm (Math. Programming 11, 1976).
+    """Find the point with the smallest norm in the convex hull of the points.
 
-    The algorithm maintains a set of corners and their convex weights. Each iteration adds the corner that is farthest
-    in the direction of 0 and removes corners whose weight becomes 0.
+    Wolfe's algorithm (Math. Programming 11, 1976) maintains a set of corners and their convex weights. Each iteration
+    adds the point that is farthest in the direction of 0 and removes the corners whose weights become 0.
     """
     corners = points.norm(dim=1).argmin()[None]
     weights = points.new_ones(1)
@@ -61,7 +61,7 @@ def _minimize_norm_and_drop_corners(
     """Find the convex weights that minimize the norm of the combination, and drop corners with weight 0."""
     while True:
         corner_points = points[corners]
-        # Weights that sum to 1 and minimize the norm; they may be negative.
+        # These weights sum to 1 and minimize the norm, but they may be negative.
         free = torch.linalg.lstsq(
             corner_points @ corner_points.T + 1, torch.ones(len(corners), 1).to(corner_points)
         ).solution[:, 0]

@@ -1,4 +1,4 @@
-"""Random sentences such as “the cat sat on the mat”, and a tiny GPT that learns them within seconds."""
+"""Random sentences such as “the cat sat on the mat”, and a tiny GPT that learns to generate them within seconds."""
 
 from math import log
 
@@ -23,11 +23,11 @@ SENTENCE_VOCABULARY = tuple(dict.fromkeys(word for slot in SLOTS for word in slo
 _IDS = [torch.tensor([SENTENCE_VOCABULARY.index(word) for word in slot]) for slot in SLOTS]
 
 BEST_LOSS = sum(log(len(slot)) for slot in SLOTS[1:]) / len(SLOTS[1:])
-"""Entropy per token in nats. A lower loss is only possible for a model that sees the target word."""
+"""Entropy in nats per predicted token. Only a model that sees the target word can reach a lower loss."""
 
 
 def sample_sentences(n: int) -> Ids:
-    """Sample n sentences; all words of a slot are equally likely."""
+    """Sample n sentences. All words of a slot are equally likely."""
     return torch.stack([ids[torch.randint(len(ids), (n,))] for ids in _IDS], dim=1)
 
 
@@ -38,7 +38,7 @@ def ids_to_text(ids: Tensor) -> str:
 
 def tiny_gpt(*, causal: bool, seed: int) -> GPT:
     """Build a GPT with two layers of width 32."""
-    # With GPT-2's init_std of 0.02, such a narrow model learns nothing during the first hundred steps.
+    # With an init_std of 0.02, as in GPT-2, such a narrow model learns nothing during the first hundred steps.
     config = GPTConfig(
         vocab_size=len(SENTENCE_VOCABULARY), context_length=len(SLOTS) - 1, d_model=32, n_heads=2, n_layers=2,
         causal=causal, init_std=0.1,
@@ -47,9 +47,10 @@ def tiny_gpt(*, causal: bool, seed: int) -> GPT:
 
 
 def train_gpt_on_sentences(model: GPT, *, n_steps: int) -> list[float]:
-    """Train on random sentences and return the loss of every step; stop at the first NaN.
+    """Train on random sentences and return the loss of every step.
 
-    X = the cat sat on the mat, Y = cat sat on the mat </s>.
+    For “the cat sat on the mat”, the input is “the cat sat on the mat”, and the target is “cat sat on the mat </s>”.
+    Training stops when the loss becomes NaN.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     losses: list[float] = []
@@ -65,13 +66,16 @@ def train_gpt_on_sentences(model: GPT, *, n_steps: int) -> list[float]:
 
 
 def loss_in_training(model: GPT, ids: Ids) -> Tensor:
-    """Loss of all positions in one pass. The target of position t is also the input at position t + 1."""
+    """Compute the loss of all positions in one pass.
+
+    The target at position t is also the input at position t + 1.
+    """
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
 def loss_in_generation(model: GPT, ids: Ids) -> float:
-    """Loss with only the preceding words as input, as during generation."""
+    """Compute the loss when the model only receives the preceding words, as during generation."""
     steps = [F.cross_entropy(model(ids[:, :n])[:, -1], ids[:, n]) for n in range(1, ids.shape[1])]
     return torch.stack(steps).mean().item()
 
@@ -87,6 +91,6 @@ def generate_sentences(model: GPT, n: int) -> Ids:
 
 
 def valid_sentence_fraction(ids: Ids) -> float:
-    """Return the fraction of sentences that follow the grammar: each position has a word of the expected kind."""
+    """Return the fraction of sentences in which every word is one of the words allowed at its position."""
     is_valid = torch.stack([torch.isin(ids[:, i], slot) for i, slot in enumerate(_IDS)])
     return is_valid.all(0).float().mean().item()

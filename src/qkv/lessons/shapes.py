@@ -32,7 +32,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
 def _print_attention_shapes() -> None:
     print_section(f"Shapes at every step: T = {N_TARGETS} targets, T̄ = {N_SOURCES} sources, d = {MODEL_WIDTH}")
     print_text("""Self-attention and cross-attention are the same function with different sources. In qkv, every tensor
-        also has a batch and a head dimension: (batch, head, position, width).""")
+        also has a batch dimension. The tensors of the heads have shape (batch, head, position, width).""")
     cases = {"self": (1, 1, None), "cross": (1, 1, N_SOURCES), "cross, batch 3, 4 heads": (3, 4, N_SOURCES)}
     columns = {name: _record_attention_shapes(*case) for name, case in cases.items()}
     steps = [("input x", "", "T×d"), ("source", "", "T̄×d"), *(step[:3] for step in STEPS), ("output", "·W_O", "T×d")]
@@ -42,7 +42,7 @@ def _print_attention_shapes() -> None:
     )
     print_text("""For self-attention, T̄ = T and the source is x. In lecture E, the batch is the first dimension: the
         input is b×n×d, the scores are b×n×n, and the output is b×n×d. With h heads, a query has width d/h, and W_O
-        combines the heads.""")
+        combines the outputs of the heads.""")
 
 
 def _record_attention_shapes(batch: int, n_heads: int, n_source: int | None) -> list[str]:
@@ -56,13 +56,13 @@ def _record_attention_shapes(batch: int, n_heads: int, n_source: int | None) -> 
 
 
 def _print_batched_and_looped_difference() -> None:
-    print_section("All queries at once give the same result as one at a time")
+    print_section("Computing all queries at once gives the same result as computing one at a time")
     queries, keys, values = (torch.randn(1, 1, n, MODEL_WIDTH) for n in (N_TARGETS, N_SOURCES, N_SOURCES))
     batched = scaled_dot_product_attention(queries, keys, values)
     looped = _attend_one_by_one(queries, keys, values)
-    print_text(f"""{N_TARGETS} queries over {N_SOURCES} keys in one product and in a loop have a largest difference of
-        {max_abs_difference(batched, looped)}. No query depends on another query's result, so all can be computed in
-        parallel (“parallelizing” in lecture D).""")
+    print_text(f"""For {N_TARGETS} queries and {N_SOURCES} keys, the results of one product and of a loop over the
+        queries differ by at most {max_abs_difference(batched, looped)}. The result for a query does not depend on the
+        results for other queries, so all results can be computed in parallel (“parallelizing” in lecture D).""")
 
 
 def _attend_one_by_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _attend_one_by_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _print_batched_and_looped_milliseconds() -> dict[str, list[float]]:
-    print_section("Speed (self-attention of one head, d = 64, on one core of this machine)")
+    print_section("Run time (self-attention with one head, d = 64, on one core of this machine)")
     times = {"one at a time": [], "all at once": []}
     for length in SEQUENCE_LENGTHS:
         parts = [torch.randn(1, 1, length, 64) for _ in range(3)]

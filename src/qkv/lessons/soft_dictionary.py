@@ -12,13 +12,14 @@ DEGREES = {"north": 5.0, "east": 12.0, "south": 25.0, "west": 15.0}
 QUERY_LENGTHS = (0.0, 1.0, 3.0, 10.0, 100.0)
 
 SLIDE_SHARES = (0.30, 0.50, 0.15, 0.05)
-"""30 % and 50 % are legible in the figure of lecture E; we chose the other two, so that they sum to 100 %."""
+"""30% and 50% are legible in the figure in lecture E. The other two values are chosen so that the sum is 100%."""
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random except the test queries
-    print_section("A dict only contains its own keys (lecture C)")
+    print_section("A dict only has values for its own keys (lecture C)")
     print_text(
-        "What is the temperature for each wind direction? Keys are directions (east, north), and values are degrees."
+        "What is the temperature for each wind direction? The keys are directions, given as vectors (east, north), "
+        "and the values are temperatures in degrees."
     )
     print_table(["key", "vector", "value"], [(wind, str(WINDS[wind]), DEGREES[wind]) for wind in WINDS], digits=1)
     memory = SoftMemory()
@@ -40,7 +41,7 @@ def _print_weights_by_query_length(memory: SoftMemory) -> torch.Tensor:
     print_section("The result is a mixture of all values; a longer query is more selective")
     queries = [(length * 0.8, -length * 0.6) for length in QUERY_LENGTHS]
     weights = torch.stack([memory.weights(query) for query in queries])
-    print_text("The query points mostly east and partly south: (0.8, −0.6) × length. The weights are softmax(q·k/√2).")
+    print_text("Each query points mostly east and partly south: (0.8, −0.6) × length. The weights are softmax(q·k/√2).")
     results = [memory.lookup(query).item() for query in queries]
     print_table(
         ["length", *WINDS, "sum of weights", "result"],
@@ -50,12 +51,12 @@ def _print_weights_by_query_length(memory: SoftMemory) -> torch.Tensor:
         ],
     )
     print_text("""A query of length 0 returns the mean of all values. A very long query returns the value of the
-        nearest key, so a dict is a limiting case of the soft dictionary. Every query has a result.""")
+        nearest key, so a dict is a limiting case of the soft dictionary. Every query returns a result.""")
     return weights
 
 
 def _print_equality_with_attention(memory: SoftMemory) -> None:
-    print_section("With many queries, this is attention")
+    print_section("A lookup with many queries is attention")
     keys = torch.tensor(list(WINDS.values()))[None, None]
     values = torch.tensor(list(DEGREES.values()))[None, None, :, None]
     queries = torch.randn(1, 1, 1000, 2)
@@ -63,10 +64,10 @@ def _print_equality_with_attention(memory: SoftMemory) -> None:
     largest_difference = max_abs_difference(
         scaled_dot_product_attention(queries, keys, values)[0, 0], results_one_by_one
     )
-    print_text(f"""The largest difference between 1000 random queries one by one and softmax(QKᵀ/√d)V is
+    print_text(f"""For 1000 random queries, the results of separate lookups and of softmax(QKᵀ/√d)V differ by at most
         {largest_difference} degrees.""")
-    print_text("""Lecture C then uses the encoder's hidden states as keys and values, so that a decoder state retrieves
-        a mixture of encoder states.""")
+    print_text("""Lecture C then uses the encoder's hidden states as keys and values, so that each decoder state
+        retrieves a mixture of encoder states.""")
 
 
 def _print_lecture_e_lookup_weights() -> torch.Tensor:
@@ -84,9 +85,9 @@ def _print_lecture_e_lookup_weights() -> torch.Tensor:
         rows=[f"value #{i}" for i in range(1, 5)],
         columns=["weight", "v[0]", "v[1]", "v[2]", "w·v[0]", "w·v[1]", "w·v[2]"],
     )
-    print(f"  the result, the sum of the last three columns: {[round(x, 2) for x in result.tolist()]}\n")
-    print_text("""On the slide, only 30 % and 50 % are legible; we chose the other two. The query is computed from the
-        weights: q = √d · log(weight).""")
+    print(f"  result (sums of the last three columns): {[round(x, 2) for x in result.tolist()]}\n")
+    print_text("""On the slide, only 30% and 50% are legible. The other two weights are chosen so that the sum is 100%.
+        The query is computed from the weights: q = √d · log(weight).""")
     return weights
 
 
@@ -103,7 +104,7 @@ def _draw_soft_dictionary(weights_by_query_length: torch.Tensor, slide_weights: 
         left, title="A longer query (0.8, −0.6) is more selective", x="length of the query", y="weight"
     )
     bars = right.barh([f"value #{i}" for i in range(1, 5)], (100 * slide_weights).tolist(), color=BLUE)
-    right.bar_label(bars, fmt="%.0f %%", padding=3)
+    right.bar_label(bars, fmt="%.0f%%", padding=3)
     right.set_xlim(0, 62)
     style_and_label_axes(right, title="Query #9 mixes four values", x="weight, %", y="")
     figure.suptitle("A soft dictionary: the result is a weighted sum of all values")

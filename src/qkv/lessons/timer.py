@@ -1,11 +1,14 @@
-"""Measure the duration of a small computation."""
+"""Measure the run time of a small computation."""
 
 import time
 from collections.abc import Callable
 
 
 def best_of_n_seconds(work: Callable[[], object], *, times: int = 5) -> float:
-    """Run `work` several times and return the shortest duration, because other programs can only make it slower."""
+    """Run `work` several times and return the shortest run time in seconds.
+
+    The shortest run time is the most accurate because other programs can only slow down `work`.
+    """
     durations = []
     for _ in range(times):
         start = time.perf_counter()

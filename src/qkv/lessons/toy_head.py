@@ -1,4 +1,4 @@
-"""The single attention head of lecture A, which both toy lessons train."""
+"""The single attention head of lecture A, which is trained in both toy lessons."""
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,8 @@ from qkv.tensors import Logits, Residual
 class ToyHead(nn.Module):
     """One attention head with learned positions that maps T×V inputs to T×V logits.
 
-    Q, K and V have width H and no bias. `attention.out_proj` (H×V) is the layer that the code on the slide omits.
+    Q, K and V have width H, and their projections have no bias. The code on the slide omits the layer
+    `attention.out_proj` (H×V).
     """
 
     def __init__(
@@ -24,8 +25,8 @@ class ToyHead(nn.Module):
         self.position = LearnedPositions(n_positions, vocab_size) if with_positions else None
         self.attention = Attention(vocab_size, heads, bias=False)
         self.mask = CAUSAL if causal else None
-        # The standard deviations of Keras' default initialization. If the positions start as large as the tokens, the
-        # head often learns to use only the positions.
+        # These are the standard deviations of Keras's default initialization. If the position embeddings are initially
+        # as large as the token vectors, the head often learns to use only the positions.
         init_weights(self.attention, std=0.27, seed=seed)
         if self.position is not None:
             init_weights(self.position, std=0.03, seed=seed + 1)
@@ -39,7 +40,7 @@ class ToyHead(nn.Module):
 def train_toy_head(
     head: ToyHead, x: Residual, target_probabilities: Float[Tensor, "batch position vocabulary"], *, n_steps: int = 500
 ) -> list[float]:
-    """Minimize the cross-entropy with the target distributions; return the loss of every step."""
+    """Minimize the cross-entropy with the target distributions and return the loss of every step."""
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     losses = []
     for _ in range(n_steps):

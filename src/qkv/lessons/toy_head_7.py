@@ -22,14 +22,17 @@ Table = Float[Tensor, "sentence position column"]
 
 
 def next_token_target_probabilities() -> Table:
-    """Target distributions. Both sentences begin with <start>, so man and woman follow it with probability one half."""
+    """Return the target distributions.
+
+    Both sentences begin with `<start>`, so the target after `<start>` is `man` or `woman` with probability 1/2 each.
+    """
     target = F.one_hot(SENTENCE_IDS.roll(-1, dims=1), len(TOY_WORDS_7)).float()
     target[:, 0] = target[:, 0].mean(0)
     return target
 
 
 def bigram_distribution_by_position() -> Table:
-    """For each position, the distribution of the token that follows this token in the two sentences."""
+    """Return the next-token distribution of the token at each position, counted in the two sentences."""
     follows = torch.zeros(len(TOY_WORDS_7), len(TOY_WORDS_7)).index_add_(
         0, SENTENCE_IDS.flatten(), next_token_target_probabilities().flatten(0, 1)
     )
@@ -37,7 +40,7 @@ def bigram_distribution_by_position() -> Table:
 
 
 def train_head_and_predict_on(seed: int, x: Table) -> tuple[ToyHead, Table]:
-    """Train a head of width H = 20 on x; return it with its predicted probabilities."""
+    """Train a head of width H = 20 on x and return the head and its predicted probabilities."""
     head = ToyHead(SENTENCE_IDS.shape[1], len(TOY_WORDS_7), d_head=D_HEAD, seed=seed)
     train_toy_head(head, x, next_token_target_probabilities())
     with torch.no_grad():
@@ -57,9 +60,10 @@ def lesson(seed: int) -> DrawFigure:
         [(name, "×".join(map(str, p.shape)), p.numel()) for name, p in head.named_parameters()],
     )
     head_shape = tuple(cache["attention.head_outputs"][0, 0].shape)
-    print_slide_error(f"""the code ends with softmax(QKᵀ/√H)·V, which has shape T×H = {head_shape[0]}×{head_shape[1]},
-        but the printed predictions have shape T×V = {predictions.shape[1]}×{predictions.shape[2]}. The code omits the
-        layer attention.out_proj shown above.""")
+    print_slide_error(f"""The code on the slide ends with softmax(QKᵀ/√H)·V, which has shape T×H =
+        {head_shape[0]}×{head_shape[1]}. However, the predictions on the slide have shape T×V =
+        {predictions.shape[1]}×{predictions.shape[2]}. The code omits the layer attention.out_proj, which is listed in
+        the table above.""")
     _print_computed_and_slide_predictions(predictions)
     _print_computed_and_slide_weights(weights)
     _print_predictions_with_masked_edge(head, x, predictions)
@@ -90,18 +94,18 @@ def _print_computed_and_slide_predictions(computed: Table) -> None:
     print_section("Output T×V: the prediction after 'the' depends on the subject")
     columns = [*(word[:7] for word in TOY_WORDS_7), "sum"]
     for i, sentence in enumerate(TOY_SENTENCES):
-        print_text(f"“{sentence}”: computed, then the slide")
+        print_text(f"“{sentence}”: the first table is computed, and the second is from the slide.")
         for p in (computed[i], SLIDE_PREDICTIONS[i]):
             print_matrix(
                 torch.cat((p, p.sum(1, keepdim=True)), dim=1), rows=SENTENCE_LABELS[i], columns=columns, digits=3
             )
-    print_slide_error("""the rows do not sum to 1, so they are not distributions over the next token; each cell seems
-        to be a separate binary prediction (<start> gives .988 to man and .988 to woman). The computed rows are softmax
-        distributions.""")
+    print_slide_error("""The rows do not sum to 1, so they are not distributions over the next token. Each cell seems to
+        be a separate binary prediction: in the row of <start>, man and woman both have the value .988. The computed
+        rows are softmax distributions.""")
 
 
 def _print_computed_and_slide_weights(computed: Table) -> None:
-    print_section("Attention weights T×T: computed, and from the slide on the right")
+    print_section("Attention weights (T×T): computed (left) and from the slide (right)")
     for i, labels in enumerate(SENTENCE_LABELS):
         both = [
             [label, *a, "  ", *b]
@@ -109,13 +113,13 @@ def _print_computed_and_slide_weights(computed: Table) -> None:
         ]
         positions = [str(t) for t in range(len(labels))]
         print_table(["", *positions, "  ", *positions], both, digits=3)
-    print_text("""The weights of row “3 the” depend on the seed (try --seed 1). The head may predict one noun by
-        default and only attend to the other subject; the head on the slide attends to both: .213 on man, .769 on
-        woman.""")
+    print_text("""The weights in row “3 the” depend on the seed (try --seed 1). The head may predict one noun by default
+        and attend to the subject only in the sentence with the other noun. On the slide, the head attends to the
+        subject in both sentences, with a weight of .213 on man and .769 on woman.""")
 
 
 def _print_predictions_with_masked_edge(head: ToyHead, x: Table, unmasked: Table) -> None:
-    print_section("Masking the edge from 'the' (3) to man or woman (1)")
+    print_section("Masking attention from 'the' (position 3) to man or woman (position 1)")
     with mask_attention(head, "attention", query=3, key=1), torch.no_grad():
         masked = head(x).softmax(-1)
     rows = [
@@ -124,16 +128,17 @@ def _print_predictions_with_masked_edge(head: ToyHead, x: Table, unmasked: Table
     ]
     print_table(["", "man: chicken", "man: beef", "woman: chicken", "woman: beef"], rows, digits=3)
     print_text(
-        "With this edge masked, both sentences have the same prediction: all of the context passes through this edge."
+        "If attention from position 3 to position 1 is masked, the head makes the same prediction for both sentences. "
+        "All information about the subject therefore passes through this attention weight."
     )
 
 
 def _print_predictions_from_bigram_inputs(seed: int) -> None:
-    print_section("X must be one-hot here, unlike the bigram table of the 5-token example")
+    print_section("X must be one-hot here, unlike in the five-token example, where X is a bigram table")
     x = bigram_distribution_by_position()
     _, p = train_head_and_predict_on(seed, x)
     difference = (x[0, 1] - x[1, 1]).abs().max().item()
-    print_text(f"""In the bigram table, man and woman have the same row, because both are followed by ordered
-        (max|difference| = {difference:.0f}), so the two sentences have the same input. The same head trained on this
-        input predicts chicken with {p[0, 3, CHICKEN].item():.3f} after man and beef with {p[1, 3, BEEF].item():.3f}
-        after woman.""")
+    print_text(f"""In the bigram table, man and woman have identical rows (max|difference| = {difference:.0f}) because
+        both are always followed by ordered. The model therefore receives the same input for both sentences. A head
+        trained on this input predicts chicken with probability {p[0, 3, CHICKEN].item():.3f} after man and beef with
+        probability {p[1, 3, BEEF].item():.3f} after woman.""")

@@ -1,4 +1,4 @@
-"""The numbers on the slide of lecture A for the toy task with seven tokens."""
+"""Numbers from the slide in lecture A on the toy task with seven tokens."""
 
 import torch
 
@@ -10,11 +10,11 @@ SLIDE_PREDICTIONS = torch.tensor([
      [.129, .994, .049, .626, .153, .034, .511], [.028, .686, .163, .727, .786, .034, .992],
      [.994, .107, .369, .679, .099, .633, .340]],
 ])  # fmt: skip
-"""T×V for each sentence; columns <start> the man chicken ordered woman beef."""
+"""A T×V table for each sentence. The columns are <start>, the, man, chicken, ordered, woman and beef."""
 SLIDE_TOY_WEIGHTS = torch.tensor([
     [[1, 0, 0, 0, 0], [.093, .907, 0, 0, 0], [.064, .561, .375, 0, 0], [.003, .213, .759, .025, 0],
      [.258, .003, .160, .523, .056]],
     [[1, 0, 0, 0, 0], [.079, .921, 0, 0, 0], [.091, .374, .535, 0, 0], [.001, .769, .223, .007, 0],
      [.252, .001, .162, .526, .059]],
 ])  # fmt: skip
-"""T×T for each sentence."""
+"""A T×T table for each sentence."""

@@ -1,4 +1,4 @@
-"""Lesson: vanishing gradients through many layers and over long distances."""
+"""Lesson: vanishing gradients across many layers and over long distances between positions."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,10 @@ STACK_DESIGNS = (
 
 
 def relative_gradient_norm_by_depth(design: StackDesign) -> Float[Tensor, " layer"]:
-    """Return ‖∂loss/∂input of layer l‖ for l = 0 … N_STACK_LAYERS in an untrained stack, relative to the last layer."""
+    """Return the norm of the gradient at the input of each layer of an untrained stack, and at its output.
+
+    The norms are relative to the norm at the output of the stack.
+    """
     x = torch.randn(4, N, D, dtype=torch.float64, requires_grad=True)
     inputs = [x]
     for _ in range(N_STACK_LAYERS):
@@ -50,7 +53,10 @@ def relative_gradient_norm_by_depth(design: StackDesign) -> Float[Tensor, " laye
 
 
 def build_recurrent_and_attention_layers() -> dict[str, nn.Module]:
-    """Build four sequence models. The forget gate of the second LSTM is open, as training may learn."""
+    """Build an RNN, two LSTMs and an attention layer.
+
+    The forget gate of the second LSTM is open, as it may also become during training.
+    """
     lstm = {"d_input": D, "d_state": D, "n_layers": 1, "bidirectional": False, "dropout": 0.0}
     default_lstm, open_lstm = build_recurrence(CellKind.LSTM, **lstm), build_recurrence(CellKind.LSTM, **lstm)
     with torch.no_grad():
@@ -64,7 +70,10 @@ def build_recurrent_and_attention_layers() -> dict[str, nn.Module]:
 
 
 def relative_gradient_norm_by_distance(model: nn.Module) -> Float[Tensor, " distance"]:
-    """Return ‖∂last output/∂input k positions back‖, relative to the last input."""
+    """Return the gradient norm of the last output with respect to the input k positions earlier, for each distance k.
+
+    The norms are relative to the norm for the last input.
+    """
     n = max(DISTANCES) + 1
     x = torch.randn(8, n, D, dtype=torch.float64, requires_grad=True)
     model.double()
@@ -76,31 +85,31 @@ def relative_gradient_norm_by_distance(model: nn.Module) -> Float[Tensor, " dist
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
     depth = {design.name: relative_gradient_norm_by_depth(design) for design in STACK_DESIGNS}
-    print_section(f"Through {N_STACK_LAYERS} layers: the gradient at the input of a layer, relative to the last layer")
+    print_section(f"Across {N_STACK_LAYERS} layers: gradient norm at the input of a layer, relative to the top")
     selected_layers = (N_STACK_LAYERS, N_STACK_LAYERS - 1, N_STACK_LAYERS - 4, N_STACK_LAYERS // 2, 4, 0)
     print_table(["input of layer", *depth], [
         ("top" if layer == N_STACK_LAYERS else str(layer), *(f"{norms[layer].item():.1e}" for norms in depth.values()))
         for layer in selected_layers
     ])  # fmt: skip
-    print_text("""These are untrained stacks of attention and feed-forward layers with PyTorch's default
-        initialization. With neither residual connections nor LayerNorm, every layer shrinks activations and gradients,
-        and nothing reaches the first layer. LayerNorm rescales the activations at every layer, which preserves the
-        gradient. A residual connection gives the gradient a path that no layer multiplies. With both, the gradient
-        does not vanish.""")
+    print_text("""These untrained stacks consist of attention and feed-forward layers with PyTorch's default
+        initialization. With neither residual connections nor LayerNorm, every layer shrinks the activations and the
+        gradient, and almost no gradient reaches the first layer. LayerNorm rescales the activations at every layer,
+        which preserves the gradient. A residual connection provides a path on which the gradient bypasses the layer.
+        With both residual connections and LayerNorm, the gradient does not vanish.""")
 
     distance = {
         name: relative_gradient_norm_by_distance(model)
         for name, model in build_recurrent_and_attention_layers().items()
     }
-    print_section("Over time: gradient of the last output with respect to the input k positions earlier")
+    print_section("Across positions: gradient norm of the last output w.r.t. the input k positions earlier")
     print_table(["k", *distance], [
         (k, *(f"{norms[i].item():.1e}" for norms in distance.values())) for i, k in enumerate(DISTANCES)
     ])  # fmt: skip
-    print_text("""The values are relative to the gradient of the last input. An RNN multiplies the gradient at every
-        step, so it vanishes with distance. The cell of an LSTM is multiplied by a forget gate. At initialization, the
-        gate is half open and halves the gradient at every step. If it is open (bias 5), the gradient is preserved over
-        long distances and may even grow. Attention connects any two positions in one step, whatever their
-        distance.""")
+    print_text("""The values are relative to the gradient norm for the last input. In an RNN, the gradient is multiplied
+        by a matrix at every step and vanishes with distance. In an LSTM, the cell state is multiplied by a forget gate
+        at every step. At initialization, the forget gate is half open and halves the gradient at every step. If the
+        forget gate is open (bias 5), the gradient is preserved over long distances and may even grow. Attention
+        connects any two positions in a single step, regardless of their distance.""")
     return lambda: _draw_relative_gradient_norms(depth, distance)
 
 
@@ -118,10 +127,13 @@ def _draw_relative_gradient_norms(by_depth: dict[str, Tensor], by_distance: dict
     distance_axes.set_xscale("log", base=2)
     distance_axes.set_xticks(DISTANCES, [str(k) for k in DISTANCES])
     style_and_label_axes(
-        depth_axes, title="By depth, with and without residual and LayerNorm", x="layer", y="relative gradient norm"
+        depth_axes,
+        title="By depth, with and without residual connections and LayerNorm",
+        x="layer",
+        y="relative gradient norm",
     )
     style_and_label_axes(
         distance_axes, title="By distance between output and input", x="distance k", y="relative gradient norm"
     )
-    figure.suptitle("Residual connections preserve gradients over depth, attention over distance")
+    figure.suptitle("Residual connections preserve gradients across layers; attention preserves them across positions")
     return figure

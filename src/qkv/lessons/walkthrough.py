@@ -31,9 +31,9 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     queries, keys, values = (cache[name][0, 0] for name in ("queries", "keys", "values"))
 
     print_section("1. Each input has a query, a key and a value: q = W_q·x, k = W_k·x, v = W_v·x")
-    print_text(f"""The slide shows scores, not vectors. Here, W_q and W_k are constructed so that q₁·k₁ … q₁·k₄ are
-        exactly the scores on the slide. Queries and keys have width {D_KEY}, so the divisor is √{D_KEY} =
-        {D_KEY**0.5:g} as on the slide. The values and queries 2 to 4 are random.""")
+    print_text(f"""The slide shows only the scores, not the vectors. This lesson constructs W_q and W_k so that
+        q₁·k₁ … q₁·k₄ are exactly the scores on the slide. The queries and keys have width {D_KEY}, so the scores are
+        divided by √{D_KEY} = {D_KEY**0.5:g}, as on the slide. The values and queries 2 to 4 are random.""")
     print_table(
         ["", "x", f"first 4 of q's {D_KEY}", f"first 4 of k's {D_KEY}", "v"],
         [(f"{i + 1}", *(_format_first_four(part[i]) for part in (INPUTS, queries, keys, values))) for i in range(4)],
@@ -43,19 +43,19 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     _print_exact_and_slide_weights(scores[0], weights[0])
     _print_weighted_sum(weights[0], values, output[0])
 
-    print_section("5. The same for x₂, x₃, x₄")
+    print_section("5. The same computation for x₂, x₃ and x₄")
     names = [f"token {i + 1}" for i in range(4)]
     print_matrix(scores, rows=[f"q{i}" for i in SUBSCRIPTS], columns=names, corner="score", digits=0)
     print_matrix(weights, rows=[f"q{i}" for i in SUBSCRIPTS], columns=names, corner="weight", digits=4)
     print_matrix(output, rows=[f"z{i}" for i in SUBSCRIPTS], columns=list(COLUMNS), corner="Σ a·v", digits=4)
     expected = torch.softmax(scores / D_KEY**0.5, dim=-1) @ values
-    print_text(f"""The largest difference between the manual computation and `Attention` is
+    print_text(f"""The results of the manual computation and of `Attention` differ by at most
         {max_abs_difference(expected, output)}.""")
     return lambda: _draw_walkthrough(weights)
 
 
 def _build_head_from_unscaled_scores(scores: Tensor) -> Attention:
-    """Build a head without biases and W_O whose scores for `INPUTS` are exactly these numbers."""
+    """Build a head without biases and without W_O whose unscaled scores for `INPUTS` are exactly `scores`."""
     keys = torch.ones(1, 1)
     while len(keys) < D_KEY:
         # Sylvester's construction gives orthogonal rows of ±1, so that k·k = 64 and kᵢ·kⱼ = 0.
@@ -72,7 +72,7 @@ def _build_head_from_unscaled_scores(scores: Tensor) -> Attention:
 
 
 def _print_exact_and_slide_weights(scores: Tensor, weights: Tensor) -> None:
-    print_section("2 and 3. The scores of x₁, divided by √64, and the softmax")
+    print_section("2 and 3. Dividing the scores of x₁ by √64 and applying the softmax")
     exact, slide = weights.tolist(), LECTURE_B_SLIDE_WEIGHTS
     print_table(
         ["token", "q₁·k", "÷ 8", "e^(s/8)", "weight", "exact weight", "slide", "error"],
@@ -90,9 +90,10 @@ def _print_exact_and_slide_weights(scores: Tensor, weights: Tensor) -> None:
             for i, s in enumerate(scores.tolist())
         ],
     )
-    print_slide_error(f"""the weights on the slide are .87 .12 .01 0. The exact weights are {exact[0]:.4f},
-        {exact[1]:.4f}, {exact[2]:.0e} and {exact[3]:.0e}. The weight of token 3 is {slide[2] / exact[2]:,.0f} times
-        smaller than .01, and the weight of token 1 rounds to {exact[0]:.2f}.""")
+    print_slide_error(f"""The weights on the slide are .87, .12, .01 and 0. The exact weights are {exact[0]:.4f},
+        {exact[1]:.4f}, {exact[2]:.0e} and {exact[3]:.0e}. The exact weight of token 3 is
+        {slide[2] / exact[2]:,.0f} times smaller than .01, and the exact weight of token 1 rounds to
+        {exact[0]:.2f}.""")
 
 
 def _print_weighted_sum(weights: Tensor, values: Tensor, z: Tensor) -> None:

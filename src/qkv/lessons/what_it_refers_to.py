@@ -14,10 +14,14 @@ EXAMPLES = ((TIRED, ("animal", "street")), (WIDE, ("animal", "street")), (LAW, (
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     task = load_as(LanguageModel, "stories")
     views = [coreference(task, text, pronoun="it", candidates=words) for text, words in EXAMPLES]
-    print_text("""Four methods, applied to `stories`, a GPT. attention: the mean weight from *it* to the word over all
-        layers and heads, without the attention sink. rollout: attention multiplied through the layers. value-weighted:
-        weights multiplied by the norm of the value vectors. knock-out: attention from *it* to the word is masked in
-        every layer, and the column shows the change of log p of the following text. A negative value means that the
+    print_text("""This lesson applies four methods to `stories`, a GPT. Each method has one column in the tables
+        below.""")
+    print_text("""The column “attention” contains the mean attention weight from *it* to the candidate over all layers
+        and heads. The column “rollout” is based on the product of the attention matrices of all layers. The column
+        “value-weighted” contains attention weights multiplied by the norms of the value vectors. These three columns
+        exclude the attention sink.""")
+    print_text("""For the column “knock-out”, attention from *it* to the candidate is masked in every layer. The column
+        contains the resulting change in the log probability of the text after *it*. A negative value means that the
         model used this attention.""")
     for view in views:
         print_section(view.text)
@@ -27,12 +31,13 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     assert tired.knock_out is not None
     assert wide.knock_out is not None
     print_section("Two sentences that differ in one word")
-    print_text(f"""The first three columns are the same for *tired* and *wide*, because a GPT processes *it* before the
-        deciding word. The following text makes the difference. If attention to *animal* is masked, the log probability
-        of the rest changes by {tired.knock_out[0]:+.2f} nats with *tired* and by {wide.knock_out[0]:+.2f} with *wide*;
-        if attention to *street* is masked, by {tired.knock_out[1]:+.2f} and {wide.knock_out[1]:+.2f}. The attention
-        weight on a word therefore does not prove that the pronoun refers to it; the knock-out shows what the model
-        uses.""")
+    print_text(f"""The first three columns are the same for *tired* and *wide* because a GPT processes *it* before the
+        last word. The knock-out column differs because it depends on the text after *it*. Masking attention to *animal*
+        changes the log probability of this text by {tired.knock_out[0]:+.2f} nats with *tired* and by
+        {wide.knock_out[0]:+.2f} nats with *wide*. Masking attention to *street* changes the log probability by
+        {tired.knock_out[1]:+.2f} nats with *tired* and by {wide.knock_out[1]:+.2f} nats with *wide*.""")
+    print_text("""A high attention weight on a word therefore does not prove that the pronoun refers to this word. The
+        knock-out shows which attention the model uses.""")
     return lambda: plot_view(wide)
 
 

@@ -19,13 +19,13 @@ LECTURE_B_WIDTH = 64
 
 @dataclass(frozen=True)
 class ScoreStatistics:
-    """Statistics of random queries and keys of one width and scale."""
+    """Statistics of random queries and keys for one width and scale."""
 
     score_variance: float
     mean_largest_weight: float
-    """Mean of the largest attention weight of a query."""
+    """Mean over all queries of the largest attention weight."""
     mean_softmax_jacobian_norm: float
-    """Mean norm of ∂weights/∂scores."""
+    """Mean over all queries of the norm of ∂weights/∂scores."""
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
@@ -34,7 +34,8 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
 
     print_section(f"Scores of random vectors: {N_QUERIES} queries and {N_KEYS} keys from N(0, 1)")
     print_text(
-        "A dot product is a sum of d products with variance 1, so its variance is d and its standard deviation is √d."
+        "A dot product is a sum of d products that each have variance 1. The dot product therefore has variance d and "
+        "standard deviation √d."
     )
     print_table(
         ["d", "var(q·k)", "var(q·k/√d)", "largest weight", "with √d", "∂softmax", "with √d"],
@@ -51,9 +52,9 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
             for width in WIDTHS
         ],
     )  # fmt: skip
-    print_text(f"""Without scaling, the softmax of wider vectors comes closer to selecting a single key, and its
-        derivative becomes so small that nothing can be learned. Divided by √d, the scores behave the same for every
-        width. (Uniform weights would be 1/{N_KEYS} = {1 / N_KEYS}.)""")
+    print_text(f"""Without scaling, the largest weight approaches 1 as d increases, and the derivative of the softmax
+        becomes too small for learning. If the scores are divided by √d, these quantities hardly depend on d. For
+        comparison, uniform weights would be 1/{N_KEYS} = {1 / N_KEYS}.""")
     _print_lecture_b_scaling()
     return lambda: _draw_statistics(unscaled, scaled)
 
@@ -71,7 +72,7 @@ def _measure_random_scores(width: int, *, scale: float) -> ScoreStatistics:
 
 
 def _softmax_jacobian(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query key key"]:
-    """Compute ∂weights/∂scores of each query with autograd."""
+    """Compute ∂weights/∂scores for each query with autograd."""
     scores = scores.clone().requires_grad_()
     weights = masked_softmax(scores[None, None])[0, 0]
     rows = [torch.autograd.grad(weights[:, key].sum(), scores, retain_graph=True)[0] for key in range(scores.shape[1])]
@@ -89,8 +90,8 @@ def _print_lecture_b_scaling() -> None:
         rows.append([f"scores {name}", *(f"{score:g}" for score in scaled.tolist()), ""])
         rows.append(["  weights", *(_format_weight(weight) for weight in weights.tolist()), f"{derivative:.2e}"])
     print_table(["", "token 1", "token 2", "token 3", "token 4", "∂a₁/∂s₁"], rows)
-    print_text("""Without scaling, one token gets all of the weight, although 96 is not far from 112, and the
-        derivative is almost zero.""")
+    print_text("""Without scaling, token 1 receives almost all of the weight, although its score of 112 is not much
+        higher than the score of token 2, which is 96. The derivative is almost zero.""")
 
 
 def _format_weight(weight: float) -> str:
@@ -116,5 +117,5 @@ def _draw_statistics(unscaled: dict[int, ScoreStatistics], scaled: dict[int, Sco
     style_and_label_axes(variance, title="Variance of the scores", x="width d", y="variance (log)")
     style_and_label_axes(largest, title=f"Largest weight among {N_KEYS} keys", x="width d", y="largest weight")
     style_and_label_axes(jacobian, title="Gradient through the softmax", x="width d", y="norm of ∂weights/∂scores")
-    figure.suptitle("Why √d: without it, wide vectors saturate the softmax and its gradient vanishes")
+    figure.suptitle("Without division by √d, wide vectors saturate the softmax, and its gradient vanishes")
     return figure

@@ -16,7 +16,7 @@ REPLACEMENT_ID = 5
 
 
 def build_float64_seq2seq(seed: int = 0) -> Seq2Seq:
-    """Build an untrained encoder–decoder in float64, so that rounding errors are negligible."""
+    """Build an untrained encoder–decoder in float64, where rounding errors are negligible."""
     config = Seq2SeqConfig(
         vocab_size=6, context_length=8, d_model=32, n_heads=2, n_encoder_layers=N_STACK_LAYERS,
         n_decoder_layers=N_STACK_LAYERS, init_std=0.2,
@@ -25,7 +25,10 @@ def build_float64_seq2seq(seed: int = 0) -> Seq2Seq:
 
 
 def max_cross_attention_key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "decoder_layer encoder_layer"]:
-    """max|cross-attention keys of a decoder layer − its key projection of an encoder layer's output|."""
+    """Compare the cross-attention keys of each decoder layer with its key projection of each encoder layer's output.
+
+    Return the largest absolute difference for each pair of layers.
+    """
     differences = torch.zeros(N_STACK_LAYERS, N_STACK_LAYERS)
     with (
         record(seq2seq, "encoder.blocks.*.resid_post", "decoder.blocks.*.cross_attention.keys") as cache,
@@ -41,7 +44,7 @@ def max_cross_attention_key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "deco
 
 
 def quiz_answer_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]]:
-    """The four answers of the quiz; `True` means that the decoder layer attends to the encoder layer."""
+    """Return the four answers of the quiz. `True` means that the decoder layer attends to the encoder layer."""
     last_only, all_layers = torch.zeros(2, N_STACK_LAYERS, N_STACK_LAYERS, dtype=torch.bool)
     last_only[-1, -1] = True
     all_layers[:, -1] = True
@@ -54,13 +57,14 @@ def quiz_answer_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer
 
 
 def print_cross_attention_wiring(seq2seq: Seq2Seq) -> None:
-    """Print the measured wiring and which of the four answers is correct."""
+    """Print the measured wiring and whether each of the four answers is correct."""
     differences = max_cross_attention_key_differences(seq2seq)
     print_table(["max|difference| of keys from", *(f"encoder layer {j}" for j in range(N_STACK_LAYERS))], [
         (f"decoder layer {i}", *row) for i, row in enumerate(differences.tolist())
     ])  # fmt: skip
     print_text(
-        "0 means that the keys are computed from the output of that layer. The four answers of lecture E's quiz:"
+        "A difference of 0 means that the decoder layer computes its keys from the output of that encoder layer. The "
+        "next table compares the four answers of the quiz in lecture E with this measurement."
     )
     print_table(
         ["wiring", "agrees with the measurement"],

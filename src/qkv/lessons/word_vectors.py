@@ -28,10 +28,10 @@ SENTENCES = {"lamp": "She turned on the light", "lamp too": "He turned off the l
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     task = load_as(LanguageModel, "stories")
     print_section("Static vectors: each token has one row in the embedding table")
-    print_text(f"""The shipped model `stories` has learned {task.model.config.vocab_size:,} rows of
-        {task.model.config.d_model} numbers, only by predicting the next token.""")
+    print_text(f"""The shipped model `stories` learned an embedding table of {task.model.config.vocab_size:,} rows and
+        {task.model.config.d_model} columns just by predicting the next token.""")
     vectors = word_vectors(task, COMPARED)
-    print_text("Cosine similarity (1: same direction, 0: orthogonal):")
+    print_text("Cosine similarity (1: the same direction, 0: orthogonal vectors):")
     print_matrix(vectors.cosine, rows=COMPARED, columns=COMPARED, corner="cos")
     print_text("Euclidean distance (0: the same vector):")
     print_matrix(vectors.euclidean, rows=COMPARED, columns=COMPARED, corner="‖a−b‖")
@@ -47,7 +47,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
 def _print_nearest_words(task: LanguageModel) -> None:
     print_section("The nearest words by cosine similarity and by Euclidean distance")
     rows = task.model.embedding.token.weight.detach()
-    # Only complete words: tokens that start with a space, followed by letters.
+    # Only keep complete words, which are tokens that consist of a space followed by letters.
     names = [task.tokenizer.id_to_token(number) for number in range(task.tokenizer.vocab_size)]
     word_rows = [i for i, name in enumerate(names) if name[0:1] == "Ġ" and name[1:].isalpha() and len(name) > 3]
     candidates = rows[word_rows]
@@ -61,9 +61,9 @@ def _print_nearest_words(task: LanguageModel) -> None:
         )
     print_table(["word", "by cosine", "by distance"], table_rows)
     lengths = candidates.norm(dim=-1)
-    print_text(f"""Cosine similarity ignores the length of the vectors. Half of the {len(word_rows):,} vectors have a
-        length between {lengths.quantile(0.25):.2f} and {lengths.quantile(0.75):.2f}, so both lists contain mostly the
-        same words.""")
+    print_text(f"""Cosine similarity ignores the lengths of the vectors. Half of the {len(word_rows):,} word vectors
+        have similar lengths, between {lengths.quantile(0.25):.2f} and {lengths.quantile(0.75):.2f}, so cosine
+        similarity and Euclidean distance mostly find the same words.""")
 
 
 def _print_contextual_similarities_by_layer(task: LanguageModel) -> None:
@@ -82,12 +82,12 @@ def _print_contextual_similarities_by_layer(task: LanguageModel) -> None:
         )
         near, far = ((vectors.cosine[0, other].item(), vectors.euclidean[0, other].item()) for other in (1, 2))
         rows.append([tap, near[0], far[0], near[1], far[1]])
-    print_table(
-        ["tap", "cos: both lamps", "lamp, not heavy", "distance: both lamps", "lamp, not heavy"], rows, digits=3
-    )
-    print_text("""In the embedding table, the word has the same vector for every meaning: cosine 1, distance 0. Each
-        block adds information from the preceding words. The vectors of the two lamps stay close, and the other meaning
-        moves away. A GPT only uses the preceding words; a BERT would also use the following ones.""")
+    print_text("The table compares the vector in the sentence “lamp” with the vectors in the other two sentences.")
+    print_table(["tap", "cos: lamp too", "cos: not heavy", "distance: lamp too", "distance: not heavy"], rows, digits=3)
+    print_text(f"""In the embedding table, “{WORD}” has the same vector for every meaning, so the cosine similarity is 1
+        and the distance is 0. Each block adds information from the preceding words. The two vectors for the meaning
+        “lamp” stay close to each other, and the vector for the meaning “not heavy” moves away from them. A GPT only
+        uses the preceding words; a BERT would also use the following words.""")
 
 
 def _states_of_studied_word(task: LanguageModel, sentence: str, taps: list[str]) -> Float[Tensor, "tap d_model"]:

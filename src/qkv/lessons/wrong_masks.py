@@ -1,4 +1,4 @@
-"""Lesson: a causal mask that is multiplied, or applied after the softmax, is incorrect."""
+"""Lesson: multiplying scores by a causal mask, or applying the mask after the softmax, is incorrect."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def _renormalize(weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskingMethod:
-    """A method of hiding later tokens, as functions of the scores and of the weights."""
+    """A method of hiding later tokens, given as functions that transform the scores and the weights."""
 
     name: str
     to_scores: Callable[[Tensor], Tensor] = lambda scores: scores
@@ -62,13 +62,13 @@ def lesson(seed: int) -> DrawFigure:
     print_section("Scores of four tokens, one row per query; query t may attend to keys 0 … t")
     print_matrix(scores, rows=TOKENS, columns=TOKENS)
     for method in METHODS:
-        print_section(f"Weights, {method.name}")
+        print_section(f"Attention weights – {method.name}")
         weights = method.weights(scores)
         print_matrix(torch.cat((weights, weights.sum(-1, keepdim=True)), 1), rows=TOKENS, columns=[*TOKENS, "row sum"])
     print_slide_error("""Lecture A multiplies the scores by a 0/1 mask before the softmax (i). A masked score then
-        becomes 0 instead of −∞, and e⁰ = 1 is a considerable weight. Lecture E draws an element-wise product with −∞
-        (ii). A negative score then becomes +∞, and its row becomes NaN. Both mean the first table, where −∞ is
-        added.""")
+        becomes 0 instead of −∞. Because e⁰ = 1, masked keys still receive considerable weight. Lecture E draws an
+        element-wise product with −∞ (ii). If a masked score is negative, it becomes +∞, and the softmax of its row is
+        NaN. Both lectures intend the first method, which adds −∞ to the scores of masked keys.""")
     _print_output_changes_by_masked_token()
     losses = _train_and_measure_losses(seed)
     _print_training_and_generation_losses(losses)
@@ -82,12 +82,12 @@ def _print_output_changes_by_masked_token() -> None:
     other_scores[:, 3], other_values[3] = torch.randn(N), torch.randn(2)
     changes = [(method.weights(other_scores) @ other_values - method.weights(scores) @ values)[1] for method in METHODS]
     print_table(
-        ["", "change of the output of query 1"],
+        ["", "change in the output of query 1"],
         [(method.name, change.norm().item()) for method, change in zip(METHODS, changes, strict=True)],
     )
-    print_text("""If the mask is applied after the softmax (iii), the masked keys have no weight, but they are still
-        part of the softmax's sum, so the sum of a row contains information about later tokens. After renormalization,
-        this information is gone and the weights are correct.""")
+    print_text("""If the mask is applied after the softmax (iii), the masked keys have no weight, but they still
+        contribute to the denominator of the softmax. The sum of each row therefore contains information about later
+        tokens. Renormalization removes this information and gives the correct weights.""")
 
 
 def _train_and_measure_losses(seed: int) -> list[MethodLosses]:
@@ -103,10 +103,11 @@ def _train_and_measure_losses(seed: int) -> list[MethodLosses]:
 
 
 def _print_training_and_generation_losses(losses: list[MethodLosses]) -> None:
-    print_section("Lecture E: masking after the softmax “may just work!” Training with each method")
-    print_text(f"""This uses the tiny GPT and the random sentences of `qkv lesson no-causal-mask` with
-        {N_TRAINING_STEPS} steps. The lowest possible loss without seeing later words is {sentences.BEST_LOSS:.4f} nats
-        per word. During generation, the later words do not exist yet.""")
+    print_section("Training with each method (lecture E: masking after the softmax “may just work!”)")
+    print_text(f"""For each method, the tiny GPT of `qkv lesson no-causal-mask` is trained on random sentences for
+        {N_TRAINING_STEPS} steps. A model that does not see later words cannot reach a loss below
+        {sentences.BEST_LOSS:.4f} nats per word. During generation, later words do not exist yet, so a model cannot use
+        them.""")
 
     def verdict(in_training: float, in_generation: float) -> str:
         if isnan(in_training):
@@ -118,10 +119,11 @@ def _print_training_and_generation_losses(losses: list[MethodLosses]) -> None:
         [(*row, verdict(row.training, row.generation)) for row in losses],
     )
     after_softmax, correct = losses[3], losses[0]
-    print_text(f"""It does not just work: the training loss of {after_softmax.training:.2f} is below the lowest possible
-        loss, and the loss in generation is {after_softmax.generation:.2f} compared with {correct.generation:.2f}.
-        The model has learned to infer the next word from the row sums. With renormalization it works, because the
-        weights are then correct.""")
+    print_text(f"""Masking after the softmax does not “just work”. The training loss of {after_softmax.training:.2f} is
+        lower than possible without seeing later words, and the loss in generation is {after_softmax.generation:.2f},
+        compared with {correct.generation:.2f} for the correct mask. The model has learned to infer the next word from
+        the row sums. Renormalizing the weights fixes the problem: each row again sums to 1 and does not depend on later
+        tokens.""")
 
 
 def _draw_weights_by_mask_method(scores: Tensor, losses: list[MethodLosses]) -> Figure:

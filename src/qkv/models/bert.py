@@ -36,7 +36,8 @@ class MaskedLMHead(nn.Module):
 class BERT(nn.Module):
     """Encoder-only Transformer.
 
-    `forward` returns the hidden states. Each head is a method that takes them, and exists if the config enables it.
+    `forward` returns the hidden states. Each head is a method that takes the hidden states. A head exists only if the
+    config enables it.
     """
 
     def __init__(self, config: BERTConfig, *, seed: int = 0) -> None:
@@ -74,7 +75,7 @@ class BERT(nn.Module):
             if attention_mask is not None:
                 raise ConfigError("attention_mask cannot be combined with documents=Varlen(…), which has no padding")
             if len(ids) > 1:
-                raise ConfigError(f"documents=Varlen(…) requires ids with a single row, got {len(ids)} rows")
+                raise ConfigError(f"documents=Varlen(…) requires ids of a single row, got {len(ids)} rows")
             check_length(documents.max_seqlen, self.config.context_length)
             positions = documents.position_ids(ids.shape[1])
             mask = Mask(varlen=documents, sliding_window=sliding_window, no_empty_rows=True)

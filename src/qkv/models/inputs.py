@@ -17,13 +17,14 @@ def position_ids_reserving_cache(
 ) -> Positions:
     """Returns the position of each token, and reserves slots for them if a cache is passed.
 
-    Padding does not count as a position, each packed document starts at 0, and a cache continues where it stopped.
+    Padding does not count as a position, each packed document starts at 0, and with a cache, positions continue after
+    the cached tokens.
     """
     check_attention_mask(attention_mask, ids)
     check_matches_ids("documents", documents, ids)
     if cache is not None:
         if documents is not None:
-            raise ConfigError("documents cannot be used with a cache; packing is only for training")
+            raise ConfigError("documents cannot be combined with a cache")
         return cache.reserve(batch=ids.shape[0], n_new=ids.shape[1], attention_mask=attention_mask)
     if attention_mask is None:
         n_before = torch.arange(ids.shape[1], device=ids.device)[None]
@@ -47,11 +48,13 @@ def check_matches_ids(name: str, tensor: Tensor | None, ids: Ids | Patches) -> N
 def check_attention_mask(attention_mask: Tensor | None, ids: Ids | Patches) -> None:
     """Raises an error if the mask does not match the ids or is not boolean.
 
-    A mask of 0s and 1s is rejected, because it would be added to the scores.
+    A mask of 0s and 1s is rejected because it would be added to the scores.
     """
     check_matches_ids("attention_mask", attention_mask, ids)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise InputError(f"attention_mask has dtype {attention_mask.dtype}, expected torch.bool (True for real tokens)")
+        raise InputError(
+            f"attention_mask must have dtype torch.bool (True for real tokens), got {attention_mask.dtype}"
+        )
 
 
 def check_rows_multiple_of_sources(ids: Ids, source: Source) -> None:
@@ -112,7 +115,7 @@ def build_causal_mask(
 
 
 def check_length(n: int, context_length: int, cache: KVCache | None = None) -> None:
-    """Raises `ContextLengthError` if `n` tokens and those in the cache exceed the context length of the model."""
+    """Raises `ContextLengthError` if `n` tokens plus the cached tokens exceed the context length."""
     n_total = n if cache is None else cache.n_filled + n
     if n_total > context_length:
         raise ContextLengthError(f"the input has {n_total} tokens, but the model's context_length is {context_length}")

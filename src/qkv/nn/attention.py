@@ -20,7 +20,10 @@ from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
 from qkv.tensors import HeadOutputs, Residual
 
 MIN_TOKENS_FOR_FUSED_QKV = 1024
-"""Below this number of tokens, concatenating the three weight matrices costs as much as the single matmul saves."""
+"""Minimum number of tokens for a single matmul.
+
+With fewer tokens, concatenating the three matrices costs as much time as it saves.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +39,17 @@ class HeadConfig:
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.n_heads % self.n_kv_heads:
-            raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+            raise ConfigError(
+                f"n_heads must be a multiple of n_kv_heads, got n_heads={self.n_heads} and n_kv_heads={self.n_kv_heads}"
+            )
 
     @classmethod
     def split(cls, d_model: int, n_heads: int) -> "HeadConfig":
         """The usual layout: `n_heads` heads of width d_model / n_heads."""
         if n_heads < 1 or d_model % n_heads:
-            raise ConfigError(f"d_model={d_model} must be a multiple of n_heads={n_heads}")
+            raise ConfigError(f"d_model must be a multiple of n_heads, got d_model={d_model} and n_heads={n_heads}")
         width = d_model // n_heads
         return cls(n_heads=n_heads, n_kv_heads=n_heads, d_head=width, d_value=width)
 
@@ -58,9 +63,10 @@ class Attention(nn.Module):
     """Multi-head attention over the input itself (self-attention) or over a source (cross-attention).
 
     Taps: `queries`, `keys` and `values` (after rotary embeddings), `inputs` (all of these with the mask), `scores`,
-    `weights`, and `head_outputs`, the output of each head before the output projection. Observing them keeps the
-    fused kernel enabled, except `scores` and `weights`, which exist only in the step-by-step implementation.
-    At `inputs`, `scores` and `weights`, rows that share a source are folded into one row.
+    `weights`, and `head_outputs`, the output of each head before the output projection. Observing `scores` or `weights`
+    disables the fused kernel because these tensors exist only in the step-by-step implementation. Observing the other
+    taps keeps the fused kernel enabled. At `inputs`, `scores` and `weights`, rows that share a source are folded into
+    one row.
     """
 
     def __init__(
@@ -76,13 +82,13 @@ class Attention(nn.Module):
         super().__init__()
         if not output_projection and head_config.d_combined != d_model:
             raise ConfigError(
-                f"without output_projection, the combined width of the heads must equal d_model={d_model}, "
+                f"output_projection=False requires the combined width of the heads to equal d_model={d_model}, "
                 f"got {head_config.d_combined}"
             )
         self.d_model = d_model
         self.head_config = head_config
-        # Dot products of d_head independent terms have a standard deviation of √d_head. Dividing by it keeps the
-        # softmax away from saturation.
+        # Dot products of d_head independent terms have a standard deviation of √d_head. Dividing by √d_head prevents
+        # the softmax from saturating.
         self.scale = head_config.d_head**-0.5 if scale_scores else 1.0
         self.has_bias, self.dropout = bias, dropout
         self.kernel = AttentionKernel.FUSED
@@ -142,7 +148,7 @@ class Attention(nn.Module):
         )
 
     def _project_fused_qkv(self, x: Tensor) -> list[Tensor]:
-        """Project to queries, keys and values with one matmul. Three small ones would not fill a GPU."""
+        """Project to queries, keys and values with one matmul. Three small matmuls would not fill a GPU."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([projection.weight for projection in projections])
         widths = [projection.out_features for projection in projections]
@@ -205,9 +211,9 @@ class Attention(nn.Module):
             if tensor is None:
                 continue
             if tensor.shape[-1] != self.d_model:
-                raise ShapeError(f"{name} has width {tensor.shape[-1]}, but attention expects d_model={self.d_model}")
+                raise ShapeError(f"{name} has width {tensor.shape[-1]}, expected d_model={self.d_model}")
             if tensor.shape[1] == 0:
-                raise ShapeError(f"{name} has 0 positions, but attention needs at least 1")
+                raise ShapeError(f"{name} has 0 positions, expected at least 1")
         if source is not None and x.shape[0] % source.shape[0]:
             raise ShapeError(
                 f"the number of rows of x must be a multiple of the number of sources, "

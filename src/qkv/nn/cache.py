@@ -56,7 +56,7 @@ class LayerCache:
         """Write new keys and values to the slots reserved by `KVCache.reserve` and return all filled slots."""
         all_keys, all_values = self.keys, self.values
         for name, cached, new in (("keys", all_keys, keys), ("values", all_values, values)):
-            # Without this check, broadcasting would silently write a single head to all heads of the cache.
+            # Without this check, a single head would silently be broadcast to all heads of the cache.
             if (cached.shape[1], cached.shape[3]) != (new.shape[1], new.shape[3]):
                 raise KVCacheError(
                     f"the cache holds {name} of {cached.shape[1]} heads of width {cached.shape[3]}, "
@@ -111,7 +111,7 @@ class LayerSourceCache:
 class KVCache:
     """Keys and values of all layers of a decoder.
 
-    Models take the cache as an argument and hold only weights themselves.
+    Models take the cache as an argument and do not store it.
     """
 
     def __init__(
@@ -128,13 +128,11 @@ class KVCache:
         """Allocate a cache for `capacity` tokens per row.
 
         `key_shape` and `value_shape` are (n_kv_heads, width). `like` determines the dtype and device. If `chunk` is
-        set, memory is allocated on demand, at least `chunk` tokens per row at a time. Otherwise all of it is allocated
-        immediately.
+        set, memory is allocated on demand, at least `chunk` tokens per row at a time. Otherwise, the entire capacity is
+        allocated immediately.
         """
         if min(batch, capacity) < 1:
-            raise KVCacheError(
-                f"a cache needs a batch and capacity of at least 1, got batch={batch}, capacity={capacity}"
-            )
+            raise KVCacheError(f"batch and capacity must be at least 1, got batch={batch} and capacity={capacity}")
         self.capacity = capacity
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
         self.n_filled = 0
@@ -147,7 +145,7 @@ class KVCache:
         """Slots that the layers write the tokens of the current forward pass to."""
         self._chunk = chunk
         n_allocated = capacity if chunk is None else min(chunk, capacity)
-        # One tensor for all layers, so that a decode step can create its views with a single operation.
+        # One tensor for all layers, so a decode step can create its views with a single operation.
         self.keys = like.new_zeros(n_layers, batch, key_shape[0], n_allocated, key_shape[1])
         """Keys of all layers, (layer, batch, kv_head, slot, d_head)."""
         self.values = like.new_zeros(n_layers, batch, value_shape[0], n_allocated, value_shape[1])
@@ -184,8 +182,8 @@ class KVCache:
             raise KVCacheError(f"the cache was created for batch={self.batch}, but the ids have batch={batch}")
         is_ragged = self.is_ragged or (attention_mask is not None and not bool(attention_mask.all()))
         n_added = n_new if attention_mask is None else attention_mask.sum(1)
-        # Reading the lengths would synchronize with the GPU. Without padding, every row grows by n_new, so it is not
-        # necessary.
+        # Reading the lengths would synchronize with the GPU. Without padding, every row grows by n_new, so reading them
+        # is not necessary.
         if attention_mask is None or not is_ragged:
             n_needed = self.n_filled + n_new
         else:
@@ -230,8 +228,8 @@ class KVCache:
     def check_and_store_source(self, states: Float[Tensor, "source key d_model"]) -> None:
         """Raises `KVCacheError` if `states` is not the source that the cross-attention cache was filled from.
 
-        Stores `states` for the next check. Values are compared only on the CPU, because a comparison elsewhere would
-        synchronize with the device.
+        Stores `states` for the next check. Values are compared only on the CPU because a comparison on another device
+        would synchronize with it.
         """
         keys_values = self.sources[0].keys_values
         if keys_values is not None:
@@ -257,7 +255,7 @@ class KVCache:
     def reorder(
         self, rows: Int[Tensor, " row"], *, sources: Int[Tensor, " source"] | None = None, common_prefix: int = 0
     ) -> None:
-        """Replace row i of the cache by row rows[i], as beam search requires. Rows may be repeated or dropped.
+        """Replace row i of the cache with row rows[i], as beam search requires. Rows may be repeated or dropped.
 
         The beams of a source share its cross-attention cache, which is not reordered with them. `sources` selects the
         sources to keep (default: all). The caller guarantees that reordering does not change the first

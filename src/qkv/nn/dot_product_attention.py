@@ -99,7 +99,10 @@ class AttentionInputs:
 
 
 def masked_softmax(scores: Scores) -> AttentionWeights:
-    """Softmax over the keys. A fully masked row gives zeros, where a plain softmax would give NaN."""
+    """Softmax over the keys.
+
+    The result of a fully masked row is all zeros, whereas a plain softmax would return NaN.
+    """
     is_empty_row = (scores == float("-inf")).all(-1, keepdim=True)
     safe = scores.masked_fill(is_empty_row, 0.0)
     return safe.softmax(-1).masked_fill(is_empty_row, 0.0)
@@ -189,12 +192,13 @@ def scaled_dot_product_attention(
     """Returns softmax(QKᵀ/√d)V, without any learned projections."""
     if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
         raise ShapeError(
-            f"queries and keys must have the same width, got {queries.shape[-1]} and {keys.shape[-1]}; "
-            f"keys and values must have the same length, got {keys.shape[-2]} and {values.shape[-2]}"
+            f"queries and keys must have the same width, and keys and values the same length, got queries of width "
+            f"{queries.shape[-1]}, keys of width {keys.shape[-1]} and length {keys.shape[-2]}, "
+            f"and values of length {values.shape[-2]}"
         )
     if queries.shape[0] != keys.shape[0] or queries.shape[1] % keys.shape[1]:
         raise ShapeError(
-            f"batch sizes must be equal and the number of query heads a multiple of the number of key heads, "
+            f"queries and keys must have the same number of rows, and n_heads must be a multiple of n_kv_heads, "
             f"got queries of {queries.shape[0]} rows and {queries.shape[1]} heads "
             f"and keys of {keys.shape[0]} rows and {keys.shape[1]} heads"
         )

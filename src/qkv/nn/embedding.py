@@ -28,20 +28,20 @@ class TokenEmbedding(nn.Module):
 def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
     """Raises an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
 
-    Values are checked only on the CPU. On a GPU the check would synchronize with the device, and in a compiled graph
-    it would break the graph. Code that feeds a GPU checks the ids before it copies them.
+    Values are checked only on the CPU. On a GPU, the check would synchronize with the device, and in compiled code, it
+    would break the graph. Callers that use a GPU check the ids before copying them to the device.
     """
     if ids.ndim != 2:
         raise ShapeError(f"ids must have 2 axes (batch, position), got {ids.ndim} axes with shape {tuple(ids.shape)}")
     if ids.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"ids have dtype {ids.dtype}, expected torch.int64 or torch.int32")
+        raise InputError(f"ids must have dtype torch.int64 or torch.int32, got {ids.dtype}")
     if ids.shape[1] == 0:
-        raise InputError("the sequence is empty: got 0 ids, expected at least 1")
+        raise InputError("a sequence must contain at least 1 id, got 0 ids")
     if ids.shape[0] == 0:
-        raise InputError("the batch is empty: got 0 sequences, expected at least 1")
+        raise InputError("a batch must contain at least 1 sequence, got 0 sequences")
     outside = _find_id_outside_if_checkable(ids, vocab_size)
     if outside is not None:
-        raise InputError(f"id {outside} is outside the vocabulary of {vocab_size} tokens (0 … {vocab_size - 1})")
+        raise InputError(f"id {outside} is out of range for a vocabulary of {vocab_size} tokens (0 … {vocab_size - 1})")
 
 
 def _find_id_outside_if_checkable(ids: Tensor, n: int) -> int | None:
@@ -84,7 +84,7 @@ class InputEmbedding(nn.Module):
         if self.segment is not None:
             x = x + self._embed_segments(ids, segments)
         elif segments is not None:
-            raise ConfigError("segments were passed, but the embedding has no segments (n_segments is not set)")
+            raise ConfigError("segments were passed, but the model has no segment embeddings (n_segments is not set)")
         if self.position is not None:
             x = self.position(x, positions)
         return self.sum(_cast_to_autocast_if_compiled(self.dropout(x if self.norm is None else self.norm(x))))
@@ -98,14 +98,16 @@ class InputEmbedding(nn.Module):
         n_segments = self.segment.weight.shape[0]
         outside = _find_id_outside_if_checkable(segments, n_segments)
         if outside is not None:
-            raise InputError(f"segment {outside} is outside the model's {n_segments} segments (0 … {n_segments - 1})")
+            raise InputError(
+                f"segment {outside} is out of range for a model with {n_segments} segments (0 … {n_segments - 1})"
+            )
         return self.segment(segments)
 
 
 def _cast_to_autocast_if_compiled(x: Residual) -> Residual:
     """Cast the residual stream to the autocast dtype if the model is compiled for a GPU. Norms still use float32.
 
-    Reading and writing the stream in float32 would take twice as long.
+    Reading and writing the residual stream in float32 would take twice as long.
     """
     is_compiled = x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
     return x.to(torch.get_autocast_dtype("cuda")) if is_compiled else x

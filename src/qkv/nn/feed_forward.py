@@ -14,7 +14,7 @@ NORMAL_TAIL_COEFFICIENTS = (
     0.9999962, 1.151225, 0.45857096, 0.05380521, -0.0084041990, 8.957442e-4, -5.592328e-5, 1.4766356e-6,
 )  # fmt: skip
 """Polynomial coefficients of −log₂ Φ(−a), constant term first: a minimax fit for 0 ≤ a ≤ 6.5 (of the relative error, or
-of an absolute error of 1e-5). Beyond 6.5 the polynomial keeps growing, so Φ(−a) still goes to 0."""
+of an absolute error of 1e-5). Beyond 6.5 the polynomial keeps growing, so Φ(−a) still approaches 0."""
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -32,7 +32,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 def erf_gelu_by_exp2(x: Tensor) -> Tensor:
     """GELU computed as max(x, 0) − |x|·Φ(−|x|), with Φ as a power of 2.
 
-    The error is at most 5e-7, as for a float32 erf. On a GPU, evaluating erf takes longer than the memory traffic.
+    The error is at most 5e-7, as for a float32 erf. On a GPU, evaluating erf takes longer than reading and writing the
+    tensors.
     """
     a = x.float().abs()
     power = torch.full_like(a, NORMAL_TAIL_COEFFICIENTS[-1])

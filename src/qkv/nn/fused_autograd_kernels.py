@@ -1,7 +1,7 @@
 """Triton kernels for training: bias + GELU with its gradients, and concatenation of the QKV gradients.
 
 Each kernel reads its inputs once. The code that torch.compile generates reads every such gradient a second time to sum
-the bias gradient, and its erf takes longer than the memory traffic.
+the bias gradient, and its erf takes longer than reading and writing the tensors.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
@@ -19,8 +19,10 @@ ROWS, COLUMNS, WARPS = 16, 256, 4
 BACKWARD_ROWS, BACKWARD_COLUMNS = 4, 512
 """Tile of the GELU backward kernel. It needs many registers per element, so a larger tile would reduce occupancy."""
 ROWS_PER_PROGRAM, COPIED_ROWS_PER_PROGRAM = 256, 128
-"""Rows that one program sums in the GELU backward kernel and in the concatenation kernel. The partial sums are added
-later in a fixed order, so the result is deterministic."""
+"""Rows that one program sums in the GELU backward kernel and in the concatenation kernel.
+
+The partial sums are added up later in a fixed order, so the result is deterministic.
+"""
 C0, C1, C2, C3, C4, C5, C6, C7 = map(tl.constexpr, NORMAL_TAIL_COEFFICIENTS)
 
 

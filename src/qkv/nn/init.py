@@ -12,8 +12,8 @@ _INITIALIZED_MODULES = (nn.Linear, nn.Embedding, TokenEmbedding, PatchProjection
 def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed: int = 0) -> None:
     """Initialize matrices from a normal distribution with standard deviation `std`, and biases to 0.
 
-    Projections that write to the residual stream use std / √n_residual_writes, so that the size of the stream does not
-    grow with depth (GPT-2). Norms keep their initial weight of 1. A model on the meta device is left unchanged.
+    Projections that write to the residual stream use std / √n_residual_writes, so that the magnitude of the stream does
+    not grow with depth (GPT-2). Norms keep their initial weight of 1. A model on the meta device is left unchanged.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -24,7 +24,8 @@ def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, se
             is_residual_write = name.endswith((".out_proj", ".down_proj"))
             module_std = std / n_residual_writes**0.5 if is_residual_write else std
             for parameter_name, parameter in module.named_parameters(recurse=False):
-                # Tied parameters belong to several modules. The first one in module order decides.
+                # Tied parameters belong to several modules. The first module in module order determines their
+                # initialization.
                 if id(parameter) not in initialized:
                     _zero_bias_or_draw_normal(parameter_name, parameter, module_std, generator)
                     initialized.add(id(parameter))

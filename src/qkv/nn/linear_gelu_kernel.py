@@ -1,8 +1,8 @@
 """Triton kernel for GELU(x·Wᵀ + b) on Hopper GPUs.
 
 The bias and GELU are applied to each output tile before it is stored. Separate operations would read and write the
-widest tensor of a block once more. Tiles are loaded and stored by the tensor memory accelerator (TMA), so a persistent
-program can start on its next tile while the previous one is being stored.
+widest tensor of a block one additional time. Tiles are loaded and stored by the tensor memory accelerator (TMA), so a
+persistent program can start on its next tile while the previous one is being stored.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 

@@ -14,7 +14,9 @@ from qkv.tensors import DenseMask, KeyPositions, Positions, QueryPositions
 
 @dataclass(frozen=True, kw_only=True)
 class Mask:
-    """Which keys each query may attend to. `None` in place of a mask means that every key is visible.
+    """Rule that determines which keys each query may attend to.
+
+    If `None` is passed instead of a mask, every key is visible.
 
     The mask stays a rule until a kernel needs a dense tensor, so that attention can choose the cheapest kernel.
     A query may attend to a key only if every part of the rule allows it. True always means "may attend".
@@ -30,7 +32,10 @@ class Mask:
     """Document number of each position. A query attends only to keys of its own document (self-attention without
     a cache)."""
     varlen: Varlen | None = None
-    """The same for a single packed row, given by sequence boundaries. GPU kernels need no dense mask for it."""
+    """Documents of a single packed row, given by sequence boundaries.
+
+    GPU kernels need no dense mask for this layout.
+    """
     query_positions: QueryPositions | None = None
     """Positions of the queries; `None` means 0, 1, 2, …"""
     key_positions: KeyPositions | None = None
@@ -38,15 +43,15 @@ class Mask:
     no_empty_rows: bool = False
     """The caller guarantees that every query may attend to at least the key at its own position."""
     dense: DenseMask | None = None
-    """The rule as a boolean tensor, computed once for all layers by `materialize_if_kernel_needs_it`."""
+    """Boolean tensor of the rule, computed once for all layers by `materialize_if_kernel_needs_it`."""
 
     def __post_init__(self) -> None:
         if self.sliding_window is not None and self.sliding_window < 1:
-            raise ConfigError(f"sliding_window={self.sliding_window} must be at least 1")
+            raise ConfigError(f"sliding_window must be at least 1, got {self.sliding_window}")
         for name, tensor in (("key_padding_mask", self.key_padding_mask), ("dense", self.dense)):
             # scaled_dot_product_attention would add a mask of 0s and 1s to the scores instead of masking with it.
             if tensor is not None and tensor.dtype != torch.bool:
-                raise InputError(f"mask {name} has dtype {tensor.dtype}, expected torch.bool (True = may attend)")
+                raise InputError(f"mask {name} must have dtype torch.bool (True = may attend), got {tensor.dtype}")
 
     @property
     def is_causal_only(self) -> bool:
@@ -108,13 +113,15 @@ class Mask:
             expected = (batch, n_heads, n_queries, n_keys)
             fits = all(size in (1, wanted) for size, wanted in zip(self.dense.shape, expected, strict=True))
             if not fits or self.dense.shape[3] != n_keys:
-                raise ShapeError(f"dense mask has shape {tuple(self.dense.shape)}, but the scores have {expected}")
+                raise ShapeError(
+                    f"dense mask has shape {tuple(self.dense.shape)}, but the scores have shape {expected}"
+                )
             return
         self._check_lengths(n_queries, n_keys)
         for name in ("key_padding_mask", "documents", "query_positions", "key_positions"):
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[0] not in (1, batch):
-                raise ShapeError(f"mask {name} has {tensor.shape[0]} rows, but the scores have {batch}")
+                raise ShapeError(f"mask {name} has {tensor.shape[0]} rows, but the scores have {batch} rows")
 
     @staticmethod
     def _positions_or_range(positions: Positions | None, n: int, device: torch.device) -> Positions:

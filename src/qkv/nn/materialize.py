@@ -14,8 +14,8 @@ def materialize_under_compile(table: Tensor) -> Tensor:
 
     No gradient flows through the table.
     """
-    # Not with torch.export, for which is_compiling() is also true: whoever loads an exported program has only the
-    # operators of PyTorch itself.
+    # This does not apply to torch.export, for which is_compiling() is also true, because an exported program must use
+    # only the operators of PyTorch itself.
     return opaque_clone(table) if torch.compiler.is_dynamo_compiling() else table
 
 

@@ -43,4 +43,4 @@ def check_patches_shape_and_dtype(patches: Tensor, d_patch: int) -> None:
         shape = tuple(patches.shape)
         raise ShapeError(f"patches must have shape (batch, source, d_patch={d_patch}) and not be empty, got {shape}")
     if not patches.is_floating_point():
-        raise InputError(f"patches have dtype {patches.dtype}, expected a floating-point dtype")
+        raise InputError(f"patches must have a floating-point dtype, got {patches.dtype}")

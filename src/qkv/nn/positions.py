@@ -19,9 +19,9 @@ def sinusoidal_encoding(
 ) -> Float[Tensor, "#batch position d_model"]:
     """Returns the sine and cosine of position · 10000^(−2i/d) for each position (arXiv:1706.03762, section 3.5)."""
     if d_model % 2:
-        raise ConfigError(f"sinusoidal positions consist of sine/cosine pairs: d_model={d_model} must be even")
+        raise ConfigError(f"sinusoidal positions require an even d_model, got d_model={d_model}")
     first = 1 if style is SinusoidStyle.INTERLEAVED_FROM_ONE else 0
-    # In float64, because in float32 the angles of distant positions would be too inaccurate.
+    # The angles are computed in float64 because float32 would be too inaccurate for distant positions.
     pairs = torch.arange(first, first + d_model // 2, dtype=torch.float64, device=positions.device)
     angles = positions[..., None] * 10000 ** (-2 * pairs / d_model)
     match style:

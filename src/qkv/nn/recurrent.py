@@ -90,8 +90,8 @@ class EncoderOutput(NamedTuple):
 class BidirectionalRecurrentEncoder(nn.Module):
     """Bidirectional recurrent encoder. Each output state concatenates the states of both directions.
 
-    It also computes the initial decoder state, tanh(W·[forward; backward]), from the last state of each direction.
-    Padding tokens are skipped.
+    The encoder also computes the initial decoder state, tanh(W·[forward; backward]), from the last state of each
+    direction. Padding tokens are skipped.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class BidirectionalRecurrentEncoder(nn.Module):
         else:
             lengths = attention_mask.sum(1).cpu()
             if int(lengths.min()) == 0:
-                raise InputError(f"row {int(lengths.argmin())} of the source has 0 tokens, but at least 1 is required")
+                raise InputError(f"row {int(lengths.argmin())} of the source has 0 tokens, expected at least 1")
             x, inverse_order = _align_left(x, attention_mask)
             packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
             states, last = run_recurrence_in_weight_dtype(self.recurrence, packed)

@@ -63,7 +63,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, d_head: int, *, theta: float = 10000.0, scaling: RopeScalingRule | None = None) -> None:
         super().__init__()
         if d_head % 2:
-            raise ConfigError(f"rotary embeddings rotate pairs of dimensions: d_head={d_head} must be even")
+            raise ConfigError(f"rotary positions require an even d_head, got d_head={d_head}")
         self.d_head = d_head
         self.theta = theta
         self.scaling = scaling
@@ -75,7 +75,7 @@ class RotaryEmbedding(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> PositionInfo:
         # The frequencies are recomputed in every pass instead of stored in a buffer: a buffer would be cast together
-        # with the weights, and a bfloat16 frequency times a large position gives a wrong angle.
+        # with the weights, and multiplying a bfloat16 frequency by a large position results in a wrong angle.
         precise_dtype = torch.promote_types(dtype, torch.float32)
         device = query_positions.device
         exponents = torch.arange(0, self.d_head, 2, dtype=torch.float64, device=device) / self.d_head
@@ -117,7 +117,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
 class RelativeBias(nn.Module):
     """T5's relative position bias: a learned bias per head for each bucket of distances (arXiv:1910.10683).
 
-    Small distances have their own bucket. Larger ones share buckets of logarithmically growing size.
+    Each small distance has its own bucket. Larger distances share buckets of logarithmically growing size.
     """
 
     def __init__(self, n_heads: int, *, n_buckets: int, max_distance: int, bidirectional: bool) -> None:

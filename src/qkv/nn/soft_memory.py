@@ -47,7 +47,7 @@ class SoftMemory:
     def weights(self, query: Vector | Sequence[float]) -> Float[Tensor, " entry"]:
         """Returns the attention weight of each entry, in insertion order. The weights sum to 1."""
         if not self._keys:
-            raise InputError("the memory is empty: it has 0 entries, but a lookup needs at least 1")
+            raise InputError("the memory has 0 entries, but a lookup requires at least 1")
         query = _to_nonempty_float_vector(query)
         _check_width("query", query, len(self._keys[0]))
         keys = torch.stack(self._keys)

@@ -42,7 +42,7 @@ class Tap(nn.Module):
         return lambda: self._optional_observers.remove(observer)
 
     def intervene(self, intervention: Callable[[Any], Any]) -> Callable[[], None]:
-        """Replace every value by the return value of `intervention`. Returns a function that removes it."""
+        """Replace every value with the return value of `intervention`. Returns a function that removes it."""
         self._interventions.append(intervention)
         return lambda: self._interventions.remove(intervention)
 

@@ -1,7 +1,8 @@
 """Triton attention kernel for packed batches of short sequences.
 
 All keys of a sequence fit into one block, so no partial results have to be merged. PyTorch's variable-length kernel
-iterates over key blocks and keeps softmax statistics, which takes longer than the memory traffic for short sequences.
+iterates over key blocks and keeps softmax statistics, which takes longer than reading and writing the tensors for short
+sequences.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 

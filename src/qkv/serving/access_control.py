@@ -62,7 +62,7 @@ class SecurityMiddleware:
         """Returns the response to a request that must not reach the application, and `None` for other requests."""
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts:
-            # Prevents DNS rebinding, where a foreign domain name resolves to this machine.
+            # Prevents DNS rebinding attacks, in which an attacker's domain name resolves to this machine.
             message = f"Host must be 127.0.0.1:{self._port}, got {headers.get('host')!r}"
             return json_error_response(403, message)
         origin = headers.get("origin")
@@ -74,12 +74,14 @@ class SecurityMiddleware:
         tokens = [headers.get(TOKEN_HEADER), self._read_cookie(headers.getlist("cookie"))]
         if any(token is not None and self._is_valid_token(token) for token in tokens):
             return None
-        return json_error_response(401, "the token is missing or wrong: open the address printed by `qkv explore`")
+        return json_error_response(
+            401, "the access token is missing or wrong; open the address printed by `qkv explore`"
+        )
 
     def _log_in(self, token: str) -> Response:
         """Store a valid token in a cookie and redirect to the page."""
         if not self._is_valid_token(token):
-            message = "the token is wrong: open the address most recently printed by `qkv explore`"
+            message = "the access token is wrong; open the address most recently printed by `qkv explore`"
             return json_error_response(401, message)
         response = RedirectResponse("/", 303)
         # With samesite="strict", a link opened from another page, such as a web terminal, would not send the cookie.

@@ -57,7 +57,7 @@ class RequestExecutor:
                 return work()
 
         future = self.pool.submit(run_cancellable)
-        # Counted until the function returns, because cancelled work still occupies its thread.
+        # Counted until the function returns because cancelled work still occupies its thread.
         future.add_done_callback(lambda _: self._remove_pending())
         waiting = asyncio.wrap_future(future)
         end = monotonic() + self.timeout
@@ -65,7 +65,7 @@ class RequestExecutor:
             if monotonic() > end:
                 cancel_event.set()
                 future.cancel()
-                raise RequestError(504, f"the request exceeded the time limit of {self.timeout:g} seconds")
+                raise RequestError(504, f"the request took longer than the limit of {self.timeout:g} seconds")
             if await request.is_disconnected():
                 cancel_event.set()
                 future.cancel()
@@ -82,7 +82,7 @@ class RequestExecutor:
             yield first
             while not await request.is_disconnected():
                 if monotonic() > end:
-                    yield _error_frame(f"stopped after {self.stream_timeout:g} seconds")
+                    yield _error_frame(f"the stream was stopped after the limit of {self.stream_timeout:g} seconds")
                     return
                 frame = await loop.run_in_executor(self.pool, catch_errors, lambda: next(frames_after_first, None))
                 if frame is None:
@@ -97,7 +97,7 @@ class RequestExecutor:
     def _increment_pending_or_raise(self) -> None:
         with self.pending_lock:
             if self.n_pending >= self.max_pending:
-                message = f"too many pending requests: {self.n_pending}, limit {self.max_pending}. Try again later"
+                message = f"too many pending requests: {self.n_pending}, limit {self.max_pending}; try again later"
                 raise RequestError(429, message)
             self.n_pending += 1
 
@@ -163,16 +163,18 @@ async def read_json_body(request: Request) -> dict[str, Any]:
             async for part in request.stream():
                 n += len(part)
                 if n > MAX_BODY_BYTES:
-                    raise RequestError(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+                    raise RequestError(413, f"the body must have at most {MAX_BODY_BYTES:,} bytes")
                 parts.append(part)
     except TimeoutError:
-        raise RequestError(408, f"the body was not received within {BODY_SECONDS:g} seconds, got {n:,} bytes") from None
+        raise RequestError(
+            408, f"the body was not received within {BODY_SECONDS:g} seconds, got only {n:,} bytes"
+        ) from None
     except ClientDisconnect:
         raise RequestError(499, "the client disconnected") from None
     try:
         body = json.loads(b"".join(parts))
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the body is not valid JSON: {error}") from None
+        raise RequestError(400, f"the body must be valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(400, f"the body must be a JSON object, got {type(body).__name__}")
     return body
@@ -193,15 +195,18 @@ def _to_http_response(response: APIResponse, *, use_gzip: bool = False) -> Respo
 def gzip_compress(body: bytes, *, is_text: bool) -> bytes:
     """Compress a body with gzip.
 
-    Weights have no repeated strings. Searching only for runs of equal bytes is four times as fast for them, and the
-    result is smaller.
+    Weights contain no repeated strings. For weights, searching only for runs of equal bytes is four times as fast and
+    gives a smaller result.
     """
     compressor = zlib.compressobj(4, wbits=31, strategy=zlib.Z_DEFAULT_STRATEGY if is_text else zlib.Z_RLE)
     return compressor.compress(body) + compressor.flush()
 
 
 def _load_page_files(page_folder: Path) -> dict[str, APIResponse]:
-    """Read the page's files by path, once, so that rebuilding the page does not affect a running server."""
+    """Read the page's files by path.
+
+    They are read only once so that rebuilding the page does not affect a running server.
+    """
     paths = [
         path
         for path in page_folder.rglob("*")

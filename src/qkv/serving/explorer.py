@@ -86,7 +86,7 @@ class Explorer:
     def _stream_generation_frames(self, request: schemas.GenerateRequest) -> Iterator[bytes]:
         loaded = self.registry.find_or_register_checkpoint(request.model)
         steps = stream_generation(loaded, self.registry.get_or_load_task(loaded), request)
-        # An error before the first frame is raised, so that the response has an HTTP status.
+        # An error before the first frame is raised so that the response has an HTTP error status.
         yield add_length_prefix(encode_frame(next(steps)))
         try:
             for step in steps:
@@ -142,7 +142,7 @@ class Explorer:
     def _make_run_view_handler(self, view: Callable[[Any, Any], Any], *, locks_model: bool) -> Callable[[Any], Any]:
         """Returns the handler of a view of a run.
 
-        A view that runs parts of the model holds the model's lock, because another request may apply interventions.
+        A view that runs parts of the model holds the model's lock because another request may apply interventions.
         """
 
         def handle(request: schemas.RunViewRequest | schemas.MapRequest) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HTML, NPZ, CSV = "text/html; charset=utf-8", "application/x-npz", "text/csv; charset=utf-8"
 EXCLUDED_PATHS = ("/api/export", "/api/models/add")
-"""Paths that change the server's state or would recurse without end."""
+"""Paths that change the server's state or would recurse indefinitely."""
 
 
 MAX_ALL_HEADS_BYTES = 2**21
@@ -45,17 +45,17 @@ def export_responses(explorer: "Explorer", request: ExportRequest) -> APIRespons
         return APIResponse(200, HTML, body, "explorer.html")
     frames = [(each.recorded.path.removeprefix("/api/"), each.frame) for each in replayed if each.frame is not None]
     if not frames:
-        raise InputError("none of the requests returns arrays, so there is nothing to export")
+        raise InputError("an export requires at least 1 request that returns arrays, got 0")
     if request.format == "npz":
         return APIResponse(200, NPZ, _encode_npz(frames), "explorer.npz")
     if len(frames) != 1:
-        raise InputError(f"a CSV file holds exactly 1 view, got {len(frames)}")
+        raise InputError(f"a CSV export must have exactly 1 view, got {len(frames)}")
     return APIResponse(200, CSV, _encode_map_table_or_long_csv(*frames[0]).encode(), f"{frames[0][0]}.csv")
 
 
 @dataclass(frozen=True)
 class ReplayedResponse:
-    """A recorded response, and its frame if it is one."""
+    """A recorded response and its frame, if it has one."""
 
     recorded: RecordedResponse
     frame: bytes | None
@@ -144,7 +144,7 @@ def _encode_npz(frames: list[tuple[str, bytes]]) -> bytes:
 
 
 def _encode_map_table_or_long_csv(name: str, frame: bytes) -> str:
-    """Returns a map as a table with labels, and any other view with one number and its indices in each line."""
+    """Returns a map as a labeled table, and any other view as lines of a number and its indices."""
     file = io.StringIO()
     writer = csv.writer(file)
     if name == "map":

@@ -1,4 +1,4 @@
-"""Streaming text generation with the candidates, attention row, KV cache size and cost of every step."""
+"""Streaming text generation with the candidates, the attention row, the KV cache size and the cost of every step."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,8 +50,8 @@ class _ForwardPass:
 class _AttentionRecordingDecoder:
     """Decodes one sequence with a GPT and records attention and time of every forward pass.
 
-    The model's lock is held and interventions are applied for one forward pass at a time, so that other requests do not
-    have to wait for the whole text.
+    The model's lock is held, and interventions are applied, for one forward pass at a time so that other requests do
+    not have to wait for the whole text.
     """
 
     task: LanguageModel
@@ -123,9 +123,9 @@ class _AttentionRecordingDecoder:
 def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequest) -> Iterator[dict[str, Any]]:
     """Yields the frames of `/api/generate`. Generation stops when the iterator is no longer advanced."""
     if not isinstance(task, LanguageModel) or not task.model.config.causal:
-        raise InputError(f"{loaded.id} cannot generate text token by token, expected a GPT")
+        raise InputError(f"{loaded.id}: streaming text generation requires a GPT")
     if any(isinstance(spec, PatchSpec) for spec in request.interventions):
-        raise InputError("patches are not supported during generation, only head ablations and masked edges")
+        raise InputError("interventions during generation must be head ablations or masked edges, got a patch")
     prompt = list(request.ids) if request.ids is not None else task.encode(request.text or "")
     vocab_size = task.model.config.vocab_size
     for token_id in prompt:

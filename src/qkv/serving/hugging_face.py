@@ -34,7 +34,7 @@ class PublishedTokenizer(Protocol):
 
 def task_from_published(model: PublishedModel, tokenizer: PublishedTokenizer, *, name: str) -> Task:
     """Convert a model and its tokenizer. Unsupported settings raise the same error as for a model folder."""
-    # As config.json would contain them. The object itself has many more settings, all at their defaults.
+    # Use only the settings that config.json would contain. The config object has many more, all at their defaults.
     settings = json.loads(model.config.to_json_string())
     tensors = {key: tensor.detach().float().cpu() for key, tensor in model.state_dict().items()}
     config, remarks = config_from_published_with_remarks(settings, tensors)

@@ -28,7 +28,7 @@ def cancellation_scope(cancel_event: Event) -> Iterator[None]:
 class CancellableRLock:
     """A reentrant lock whose `acquire` raises `RequestError` if the current request has been cancelled.
 
-    A forward pass that has started runs to its end, because torch cannot interrupt it.
+    A forward pass that has started runs to its end because torch cannot interrupt it.
     """
 
     def __init__(self) -> None:
@@ -64,4 +64,4 @@ def is_cancelled() -> bool:
 def _raise_if_cancelled() -> None:
     if is_cancelled():
         # 499 is nginx's status for a client that closed the connection.
-        raise RequestError(499, "the request was cancelled by the client")
+        raise RequestError(499, "the client cancelled the request")

@@ -34,7 +34,7 @@ class RegisteredModel:
     task: Task | None = None
     config: ModelConfig | None = None
     lock: CancellableRLock = field(default_factory=CancellableRLock)
-    """Held during every forward pass, because interventions temporarily modify the model."""
+    """Held during every forward pass because interventions temporarily modify the model."""
 
     @property
     def run(self) -> RunFolder | None:
@@ -44,7 +44,7 @@ class RegisteredModel:
 
 
 class ModelRegistry:
-    """Models by id. Weights are loaded on first use, and those of the least recently used models are released."""
+    """Models by id. Weights are loaded on first use, and the weights of the least recently used models are released."""
 
     def __init__(
         self, paths: Sequence[str | Path] = (), *, memory: Mapping[str, Task] | None = None, zoo: bool = True
@@ -62,7 +62,7 @@ class ModelRegistry:
     def add(self, path_or_shipped_name: str) -> RegisteredModel:
         """Register a shipped model, run folder, model folder or model file.
 
-        Names on the Hugging Face Hub are not accepted, because nothing is downloaded.
+        Names on the Hugging Face Hub are not accepted because the explorer does not download models.
         """
         path, zoo = Path(path_or_shipped_name), shipped_model_folders()
         try:
@@ -74,9 +74,7 @@ class ModelRegistry:
         elif exists:
             loaded = RegisteredModel(path_or_shipped_name, "user", path)
         else:
-            raise RequestError(
-                404, f"{path_or_shipped_name}: no such folder or file, and no shipped model has this name"
-            )
+            raise RequestError(404, f"{path_or_shipped_name}: must be a folder, a file or the name of a shipped model")
         with self._lock:
             return self._models.setdefault(path_or_shipped_name, loaded)
 
@@ -114,16 +112,16 @@ class ModelRegistry:
         if match and parent is not None and parent.run is not None:
             step = int(match[2])
             if step not in parent.run.checkpoint_steps():
-                raise RequestError(404, f"{model_id}: the run has no checkpoint at step {step}")
+                raise RequestError(404, f"{model_id}: the run has no checkpoint of step {step}")
             checkpoint = RegisteredModel(model_id, "checkpoint", parent.run.checkpoint_folder(step))
             with self._lock:
                 return self._models.setdefault(model_id, checkpoint)
-        raise RequestError(404, f"no open model is named {model_id!r}")
+        raise RequestError(404, f"{model_id!r} is not the name of an open model")
 
     def get_or_load_task(self, loaded: RegisteredModel) -> Task:
         """Returns the model with its tokenizer, and loads both if necessary."""
         if loaded.path is not None and not loaded.path.exists():
-            raise RequestError(410, f"the open model {loaded.id} was deleted: {loaded.path} no longer exists")
+            raise RequestError(410, f"{loaded.id}: the model was deleted; {loaded.path} no longer exists")
         if loaded.source == "memory":
             assert loaded.task is not None
             return loaded.task
@@ -140,7 +138,7 @@ class ModelRegistry:
         return task
 
     def get_or_load_config(self, loaded: RegisteredModel) -> ModelConfig:
-        """Returns the model's config. Weights are only loaded if the folder is not in qkv's own format."""
+        """Returns the model's config. Weights are loaded only if the folder is not in qkv's own format."""
         if loaded.config is None:
             assert loaded.path is not None
             folder = loaded.path

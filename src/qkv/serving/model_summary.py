@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TRANSFORMER_VIEWS = ["neuron", "residual"]
 MIN_CONTEXT_FOR_EXAMPLES = 128
-"""With at least this context length, every example fits with any tokenizer, because none has more characters."""
+"""At this context length, every example fits with any tokenizer because no example has more characters."""
 
 
 def summarize_model(
@@ -21,7 +21,7 @@ def summarize_model(
 ) -> dict[str, Any]:
     """Returns the summary of a model in the response of `/api/models`.
 
-    `count_tokens` returns the number of tokens of a text. It is only called for models with a small context.
+    `count_tokens` returns the number of tokens of a text and is called only for models with a small context.
     """
     run = loaded.run
     name = loaded.id.rstrip("/").rpartition("/")[2] or loaded.id

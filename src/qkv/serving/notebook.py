@@ -96,7 +96,9 @@ class ExplorerPage:
             import anywidget
             import traitlets
         except ImportError:
-            raise MissingExtraError("the widget requires anywidget: pip install 'qkv[notebook]'") from None
+            raise MissingExtraError(
+                "the widget requires the package anywidget; install it with: pip install 'qkv[notebook]'"
+            ) from None
 
         class PageWidget(anywidget.AnyWidget):
             _esm = RELAY_SCRIPT

@@ -57,7 +57,7 @@ class Run:
 
     @cached_property
     def error(self) -> float:
-        """max|A·V − output|. Cached, because it takes as long as the forward pass."""
+        """max|A·V − output|. Cached because its computation takes as long as the forward pass."""
         return self.cache.attention_reconstruction_error if self.cache.stacks else 0.0
 
 
@@ -85,12 +85,12 @@ class RunCache:
         with self._lock:
             request = self._requests.get(run_id)
         if request is None:
-            raise RequestError(404, f"unknown run id {run_id!r}: send the request to /api/run again")
+            raise RequestError(404, f"unknown run id {run_id!r}; send the request to /api/run again")
         return self.get_or_compute(request)
 
     def _store(self, run: Run) -> Run:
         with self._lock:
-            # The request is only stored after the run succeeded, so that rejected texts, however long, are not kept.
+            # The request is stored only after the run has succeeded so that rejected texts are not kept, however long.
             self._requests[run.id] = run.request
             self._requests.move_to_end(run.id)
             if len(self._requests) > MAX_REMEMBERED_REQUESTS:
@@ -129,7 +129,7 @@ def prepare_input_translating_if_needed(task: Task, text: str, second: str | Non
     If no translation is passed to a translation model, it translates the text itself.
     """
     if not text.strip() and not isinstance(task, LanguageModel):
-        raise InputError("the text is empty: got 0 words, expected at least 1")
+        raise InputError("the text has 0 words, at least 1 is required")
     if not isinstance(task, Translator):
         return prepare_input(task, text, second), second
     source_text = normalize_prefix_and_check_source(task, text)
@@ -142,7 +142,7 @@ def prepare_input_translating_if_needed(task: Task, text: str, second: str | Non
 def normalize_prefix_and_check_source(task: Translator, text: str) -> str:
     """Returns the source text as the translation model receives it. Raises if it is empty or too long."""
     if not (source_text := task.normalize_and_add_prefix(text)):
-        raise InputError("the text has 0 words, expected at least 1")
+        raise InputError("the text has 0 words, at least 1 is required")
     check_context_length(task.model, len(task.source_tokenizer.encode(source_text)))
     return source_text
 

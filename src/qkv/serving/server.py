@@ -16,7 +16,7 @@ from qkv.serving.responses import Backend
 
 HOST, PORT = "127.0.0.1", 8477
 GRACEFUL_SHUTDOWN_SECONDS = 3
-"""How long active requests may take to finish when the server is stopped."""
+"""Number of seconds that active requests may take to finish when the server is stopped."""
 
 
 def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Callable[[str], None]) -> None:
@@ -56,8 +56,8 @@ def open_listening_socket(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"port {port} cannot be used ({os.strerror(error.errno or 0).lower()}). Another qkv explore may be using "
-            f"it: try --port {find_next_or_any_free_port(port)}"
+            f"port {port} cannot be used ({os.strerror(error.errno or 0).lower()}). Another `qkv explore` may be using "
+            f"this port; try --port {find_next_or_any_free_port(port)}"
         ) from None
     return listener
 

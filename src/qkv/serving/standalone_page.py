@@ -11,8 +11,8 @@ from typing import Any
 
 PAGE_FOLDER = Path(__file__).parent / "page"
 PAGE_NOT_BUILT = (
-    "The page has not been built: this copy of qkv contains only the server. Build it from explorer/ with Node: "
-    "make page. The API works without the page."
+    "The explorer page has not been built. To build it, run `make page`, which requires Node. The API works without "
+    "the page."
 )
 _SCRIPT = re.compile(r"<script\b([^>]*)\bsrc=\"\./?([^\"]+)\"([^>]*)></script>")
 _STYLESHEET = re.compile(r"<link\b[^>]*\brel=\"stylesheet\"[^>]*\bhref=\"\./?([^\"]+)\"[^>]*>")
@@ -79,7 +79,7 @@ def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str =
         return ""
 
     text = _OTHER_LINK.sub("", _STYLESHEET.sub(extract_style, _SCRIPT.sub(extract_script, index_html_or_notice())))
-    # The data is the text of a script element that is not executed. An unescaped < could end the element.
+    # The data is the text of a script element that is not executed. An unescaped < could close the element.
     safe = data.replace("<", "\\u003c")
     data_element = f'<script type="application/json" id="qkv-data">{safe}</script>'
     head = _content_security_policy_meta(scripts, styles) + "".join(f"<style>{style}</style>" for style in styles)

@@ -124,8 +124,8 @@ def attention_tile_view(run: Run, request: schemas.AttentionTileRequest) -> dict
     head = check_index("head", request.head, len(rows), unit="heads")
     if not (top < bottom <= top + MAX_CELLS and left < right <= min(left + MAX_CELLS, rows.shape[-1])):
         raise InputError(
-            f"invalid tile: rows {top}–{bottom} and columns {left}–{right}, expected 1 to {MAX_CELLS} of each "
-            "within the map"
+            f"a tile must have 1 to {MAX_CELLS} rows and columns within the map, got rows {top}–{bottom} and columns "
+            f"{left}–{right}"
         )
     return {"weights": WeightsToQuantize(rows[head, :, left:right])}
 
@@ -175,7 +175,7 @@ def _compute_attention_map(
     labels = {"queries": cache.query_labels(stack), "keys": cache.key_labels(stack)}
     if options.kind == "rollout":
         if options.head is not None:
-            raise InputError(f"rollout averages all heads, so head must not be set, got head={options.head}")
+            raise InputError(f"head must be None for rollout, which averages over all heads, got head={options.head}")
         rollout = attention_rollout(cache, stack)
         layers = rollout.source if stack is AttentionStack.CROSS else rollout.sequence
         assert layers is not None
@@ -223,9 +223,9 @@ def head_norms_and_value_weighted_view(run: Run, request: schemas.RowRequest) ->
 
 def logit_lens_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, Any]:
     if run.cache.logits is None:
-        raise InputError("this BERT has no masked language modeling head, so it makes no predictions")
+        raise InputError("this BERT makes no predictions because it has no masked-language-modeling head")
     view = logit_lens(run.cache, run.task.tokenizer, n=request.n)
-    # Labels are sent once for each token id, because most cells repeat the same tokens.
+    # Labels are sent only once for each token id because the same tokens occur in most cells.
     cells = zip(view.ids.flatten(0, 1).tolist(), (cell for row in view.tokens for cell in row), strict=True)
     labels = {token_id: token for ids, tokens in cells for token_id, token in zip(ids, tokens, strict=True)}
     return {**view_to_dict(view), "tokens": None, "token_labels": labels}

@@ -58,11 +58,11 @@ class WorkerClient:
         )
         self._process.start()
         for connection in (control, *worker_connections):
-            connection.close()  # otherwise the end of the worker would not be noticed
+            connection.close()  # otherwise, this process would not detect that the worker has exited
         try:
             greeting = self._control.recv()
         except EOFError:
-            greeting = "the worker process exited during startup"
+            greeting = "the worker process exited before it was ready"
         except BaseException:
             self.close()
             raise
@@ -118,9 +118,9 @@ class WorkerClient:
                 if number == request.number:
                     return response
         except RecursionError:
-            raise RequestError(400, "the request body is nested too deeply") from None
+            raise RequestError(400, "the JSON of the request body is nested too deeply") from None
         except (EOFError, OSError):
-            raise RequestError(503, "the worker process has exited: restart qkv explore") from None
+            raise RequestError(503, "the worker process has exited; restart `qkv explore`") from None
         except BaseException:
             self._cancel(request.number)
             raise
@@ -158,7 +158,8 @@ class _WorkerRequestHandler:
                 self.cancel_events[request.number] = event = Event()
                 with cancellation_scope(event):
                     response = self._respond_or_next_frame(request)
-                # Deleted before sending, because the client may request the next frame with the same number at once.
+                # Delete the entry before sending because the client may immediately request the next frame with the
+                # same number.
                 del self.cancel_events[request.number]
                 connection.send((request.number, response))
 

@@ -17,7 +17,7 @@ from qkv.tensors import AttentionMask, Ids, Residual
 ENCODER_BATCH_TOKENS = {"cpu": 512}
 """Maximum tokens per batch by device type.
 
-On a CPU, small batches are fastest because activations stay in its cache.
+On a CPU, small batches are fastest because the activations fit into the CPU cache.
 """
 DEFAULT_ENCODER_BATCH_TOKENS = 1 << 16
 
@@ -34,7 +34,7 @@ class EncodedBatch:
 
 
 class BERTBatchEncoder:
-    """Computes final states in padded batches, or packed without padding on a GPU with 16-bit weights.
+    """Computes final states in padded batches, or in packed rows without padding on a GPU with 16-bit weights.
 
     On a CPU, supported models use the CPU encoder engine instead of the eager implementation.
     """
@@ -45,9 +45,14 @@ class BERTBatchEncoder:
         self._compiled: PackedEncoder | None = None
 
     def compile(self) -> None:
-        """Compile the encoder. The first batch of each size waits for compilation, and later ones are faster."""
+        """Compile the encoder.
+
+        The first batch of each size includes the compilation time, and later batches are faster.
+        """
         if not supports_varlen_attention(self.model):
-            raise InputError("compilation requires a GPU and 16-bit weights: device='cuda', dtype='bfloat16'")
+            raise InputError(
+                "compilation requires a GPU and 16-bit weights; load the model with device='cuda', dtype='bfloat16'"
+            )
         self._compiled = PackedEncoder(self.model, compiled=True)
 
     def encode_batches(self, ids: TokenRows, segments: TokenRows | None) -> Iterator[EncodedBatch]:

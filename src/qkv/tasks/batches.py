@@ -1,6 +1,6 @@
 """Batches of sequences of similar length, which need little padding.
 
-Packing several texts into one row would reduce padding further, but computes scores that its mask discards. On a CPU,
+Packing several texts into one row would further reduce padding, but would compute scores that are masked out. On a CPU,
 batches of similar length are faster (`python -m benchmarks embed` measures both).
 """
 

@@ -11,7 +11,7 @@ DEVICE_NAMES = ("cpu", "cuda", "auto")
 def resolve_device(name: str) -> torch.device:
     """Returns the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
 
-    A GPU that was requested but is missing raises an error. There is no silent fallback to the CPU.
+    If a GPU was requested but is not available, an error is raised instead of silently using the CPU.
     """
     if name not in DEVICE_NAMES:
         raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
@@ -19,9 +19,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not has_gpu:
         cuda_version = torch.version.cuda
         reason = (
-            "was built without CUDA" if cuda_version is None else f"was built with CUDA {cuda_version} but finds no GPU"
+            "was built without CUDA" if cuda_version is None else f"was built with CUDA {cuda_version} but found no GPU"
         )
-        raise InputError(f"--device cuda: this torch ({torch.__version__}) {reason}, use --device cpu instead")
+        raise InputError(f"--device cuda: PyTorch {torch.__version__} {reason}; use --device cpu instead")
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
@@ -33,9 +33,12 @@ def require_cpu_for_int8(name: str) -> torch.device:
 
 
 def resolve_dtype(name: InferenceDType | str, device: torch.device) -> torch.dtype:
-    """Returns the torch dtype. bfloat16 requires a GPU, because a CPU without AMX is up to 60 times slower with it."""
+    """Returns the torch dtype.
+
+    bfloat16 requires a GPU because CPUs without AMX are up to 60 times slower with bfloat16.
+    """
     if name not in list(InferenceDType):
         raise InputError(f"--dtype {name}: must be one of {', '.join(InferenceDType)}")
     if name == InferenceDType.BFLOAT16 and device.type == "cpu":
-        raise InputError("--dtype bfloat16 requires a GPU: on this CPU it is slower and less accurate than float32")
+        raise InputError("--dtype bfloat16 requires a GPU; on a CPU, bfloat16 is slower and less accurate than float32")
     return torch.bfloat16 if name == InferenceDType.BFLOAT16 else torch.float32

@@ -16,13 +16,14 @@ from qkv.training.task_metrics import compute_task_metrics, confusion_matrix, pe
 def evaluate_classifier(
     task: TextEncoder, path: str | Path, *, columns: ColumnNames, truncate: bool = False
 ) -> dict[str, Any]:
-    """Compute all metrics for the model's problem type, with the main metric first, and the number of rows.
+    """Compute the metrics for the model's problem type (main metric first) and the number of rows.
 
     For single-label classification, `classes` lists the rows, precision, recall and F1 of each class.
     """
     if "classify" not in task.capabilities:
         raise InputError(
-            f"{task.name} has no classification head to evaluate (it supports: {', '.join(task.capabilities)})"
+            f"{task.name} has no classification head, so it cannot be evaluated on labeled texts "
+            f"(it supports: {', '.join(task.capabilities)})"
         )
     problem = task.model.config.problem_type
     is_regression = problem is ProblemType.REGRESSION

@@ -37,7 +37,7 @@ DIGEST_FILE = "data.json"
 MIN_EVALUATION_ROWS = 30
 """With fewer rows, a single row changes accuracy by more than 3 points."""
 ReportFactory = Callable[[str, int], MetricsCallback]
-"""`reports(model, seed)` returns the function that reports the steps of that run."""
+"""A function `reports(model, seed)` that returns the callback for the training steps of that run."""
 RowSource = str | Path | Sequence[Sequence[Any]]
 """A file, or rows (text, label) or (text, text, label)."""
 
@@ -59,7 +59,7 @@ class ModelRuns:
         return statistics.fmean(result.scores[metric] for result in self.results)
 
     def std(self, metric: str) -> float:
-        """Standard deviation over the seeds, or 0 for a single seed."""
+        """Standard deviation across the seeds, or 0 for a single seed."""
         values = [result.scores[metric] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
@@ -79,7 +79,7 @@ class FinetuneOutput:
     scores: dict[str, float]
     """Mean scores over the seeds on the evaluation rows."""
     runs: ModelRuns
-    """Their folders only exist if `out` was set."""
+    """The folders of the runs exist only if `out` was set."""
 
 
 def finetune(
@@ -93,7 +93,7 @@ def finetune(
 ) -> FinetuneOutput:
     """Fine-tune a pretrained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
-    `out` is the run folder. Without it, nothing is kept on disk.
+    `out` is the run folder. If `out` is None, nothing is kept on disk.
     """
     pretrained = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
     names = {
@@ -141,7 +141,7 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
 def open_finetuning_run(out: Path) -> FinetuneRun:
     """Open an existing run folder and check that its data files are unchanged."""
     if not (out / CONFIG_FILE).is_file():
-        raise RunError(f"{out}: contains no {CONFIG_FILE}, so there is no fine-tuning run to resume")
+        raise RunError(f"{out}: not a fine-tuning run ({CONFIG_FILE} is missing)")
     settings = load_finetuning(out / CONFIG_FILE)
     for path, expected in read_json_object(out / DIGEST_FILE).items():
         if not Path(path).is_file() or hash_file(Path(path)) != expected:
@@ -187,7 +187,7 @@ def _folders_by_model(out: Path, models: Sequence[str]) -> dict[str, Path]:
         if model_folder in folders.values():
             other = next(known_name for known_name, folder in folders.items() if folder == model_folder)
             raise InputError(
-                f"{other} and {name} map to the same folder {model_folder}, so they must be fine-tuned separately"
+                f"{other} and {name} would be saved in the same folder {model_folder}; fine-tune them in separate runs"
             )
         folders[name] = model_folder
     return folders
@@ -213,7 +213,7 @@ def _run_all_seeds(
         len(evaluation_rows.texts) < MIN_EVALUATION_ROWS and name == settings.models[0]
     ):  # the same for all models, so reported only once
         log(
-            f"{evaluation_rows.name}: the scores are unreliable with only {len(evaluation_rows.texts)} "
+            f"{evaluation_rows.name}: the scores are unreliable because there are only {len(evaluation_rows.texts)} "
             f"evaluation rows (fewer than {MIN_EVALUATION_ROWS})"
         )
     seeds = range(settings.seed, settings.seed + settings.n_seeds)
@@ -222,7 +222,7 @@ def _run_all_seeds(
     for seed, seed_folder in zip(seeds, folders, strict=True):
         with convert_os_errors_to_disk_error(seed_folder, 0):
             seed_folder.mkdir(parents=True, exist_ok=True)
-        # Newly initialized parts are the same for every seed, so they are only reported for the first one.
+        # The newly initialized parts are the same for every seed, so they are reported only for the first seed.
         log_new_parts = log_for_model if seed == settings.seed else _discard
         result = fine_tune_or_resume(
             inputs, seed=seed, folder=seed_folder, device=device, report=reports(name, seed), log=log_new_parts

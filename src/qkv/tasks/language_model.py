@@ -34,7 +34,7 @@ class Continuation:
 
     text: str
     ids: list[int]
-    """All generated ids, including those of an end token or stop string, which the text omits."""
+    """All generated ids, including the ids of an end token or stop string, which the text omits."""
     log_probabilities: list[float]
     finish_reason: FinishReason
     score: float | None = None
@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class StreamedToken:
-    """A generated token of one prompt, and the text it completes: none, one or several characters."""
+    """A generated token of one prompt, and the characters (if any) that the token completes."""
 
     row: int
     text: str
@@ -172,7 +172,9 @@ class LanguageModel:
             return ids
         begin = self.tokenizer.find_special_id(SpecialToken.BOS)
         if begin is None:
-            raise InputError("the prompt is empty: got 0 tokens, and this tokenizer has no begin token")
+            raise InputError(
+                "the prompt must contain at least 1 token because the tokenizer has no begin token, got 0 tokens"
+            )
         return [begin]
 
     def score(self, document: str) -> EvaluationResult:
@@ -182,9 +184,9 @@ class LanguageModel:
     def score_documents(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
         """Score documents in batches of similar length, and yield the scores in order.
 
-        Leading and trailing whitespace is removed. A document starts with the begin token and is scored including its
-        end token. Its number of bytes is that of its UTF-8 text. Documents longer than the context are split into
-        overlapping windows (`log_likelihood.split_into_overlapping_windows`).
+        Leading and trailing whitespace is removed. Each document starts with the begin token, and its score includes
+        its end token. The number of bytes of a document is the size of its UTF-8 text. Documents longer than the
+        context are split into overlapping windows (`log_likelihood.split_into_overlapping_windows`).
         """
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
@@ -201,7 +203,10 @@ class LanguageModel:
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 
     def _decode_token(self, decoder: StreamingDecoder, token_id: int) -> str:
-        """Decode a token. Ids beyond the tokenizer's vocabulary, which only pad the matrix, decode to nothing."""
+        """Decode a token.
+
+        Ids beyond the tokenizer's vocabulary, which are padding rows of the embedding, decode to an empty string.
+        """
         return decoder.add(token_id) if token_id < self.tokenizer.vocab_size else ""
 
     def _to_beam_continuation(self, prompt: list[int], hypothesis: Hypothesis) -> Continuation:

@@ -54,7 +54,7 @@ def resolve_or_download_model_folder(name: str | Path) -> Path:
     """Like `locate_or_download_checkpoint`, but raises an error for a single file."""
     path = locate_or_download_checkpoint(name)
     if path.is_file():
-        raise InputError(f"{path}: is a file, expected a folder with config.json and model.safetensors")
+        raise InputError(f"{path}: expected a folder with config.json and model.safetensors, got a file")
     return path
 
 
@@ -107,8 +107,8 @@ def load_as(
     task = load(name, int8=int8, device=device, dtype=dtype)
     if not isinstance(task, task_type):
         raise InputError(
-            f"{name}: is {_TASK_DESCRIPTIONS[type(task)]}, expected {_TASK_DESCRIPTIONS[task_type]} "
-            "(run `qkv models` for a list of shipped models)"
+            f"{name}: expected {_TASK_DESCRIPTIONS[task_type]}, got {_TASK_DESCRIPTIONS[type(task)]}; "
+            "run `qkv models` to list the shipped models"
         )
     return task
 

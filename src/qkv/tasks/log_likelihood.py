@@ -16,9 +16,9 @@ SCORING_BATCH_TOKENS = {"cpu": 4096}
 """Maximum tokens per batch by device type, including padding. On a CPU, larger batches are not faster."""
 DEFAULT_SCORING_BATCH_TOKENS = 1 << 16
 LOGITS_CHUNK_SIZE = 1024
-"""Number of positions whose logits are computed at once. All logits of a batch could take gigabytes."""
+"""Number of positions whose logits are computed at once. Storing all logits of a batch could take gigabytes."""
 PREFETCH_BATCHES = 32
-"""Documents for this many batches are read ahead and sorted by length, to reduce padding."""
+"""Number of batches whose documents are read ahead and sorted by length to reduce padding."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def split_into_overlapping_windows(
     """Split a document that is longer than the context into overlapping windows.
 
     From the second window on, the first half only provides context and the second half is scored. Every token is scored
-    once and, except in the first window, has at least half a context before it.
+    once. Except in the first window, each scored token is preceded by at least half a context.
     """
     start, scored = 0, 1
     while scored < len(ids):

@@ -14,7 +14,7 @@ from qkv.nn import Varlen
 from qkv.tensors import Residual
 
 MAX_TOKENS_PER_ROW = 1 << 14
-"""Maximum number of tokens per row. Large enough to fill a large GPU."""
+"""Maximum number of tokens per row, which is enough to fill a large GPU."""
 MAX_TEXTS_PER_ROW = 512
 """Maximum number of texts per row."""
 ROW_MULTIPLE = 128
@@ -102,8 +102,8 @@ class PackedEncoder:
             return size, n_texts + -(-(size - n) // longest), longest
         size = max(power_of_two(n), 8 * ROW_MULTIPLE)
         max_length = min(max(power_of_two(longest), ROW_MULTIPLE), self.model.config.context_length)
-        # Capacity for the padding texts: less than half a row, except at the smallest size. Empty texts would cost
-        # time.
+        # Capacity for the padding texts, which is less than half a row except at the smallest size. Empty texts would
+        # take time.
         n_fillers = size // max_length // (2 if 2 * n > size else 1) + 1
         return size, power_of_two(n_texts) + n_fillers, max_length
 
@@ -114,7 +114,7 @@ class PackedEncoder:
         """Copy arrays to the model's device with a single transfer, because every transfer has a fixed cost."""
         *starts, n = accumulate((-(-array.nbytes // COPY_ALIGNMENT) * COPY_ALIGNMENT for array in arrays), initial=0)
         slices = [slice(start, start + array.nbytes) for start, array in zip(starts, arrays, strict=True)]
-        # From torch's pinned-memory pool, which does not reuse a block before its copy has finished.
+        # The buffer comes from torch's pinned-memory pool, which does not reuse a block before its copy has finished.
         host_buffer = torch.empty(n, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         for target, array in zip(slices, arrays, strict=True):
             host_buffer.numpy()[target] = array.view(np.uint8)

@@ -29,7 +29,7 @@ class EncodedText:
 
     texts: tuple[str, ...]
     number: int
-    """Number of the text in error messages."""
+    """Number of the text that is used in error messages."""
     ids: list[int]
     segments: list[int]
     n_truncated: int = 0
@@ -78,8 +78,8 @@ class TextEncoder:
 
     `embed` and `find_similar` work with every BERT. `fill_mask`, `classify` and `next_sentence_probability` require the
     respective head. All methods take texts or the result of `encode`, and a single string returns a single result.
-    Texts of similar length are batched, which does not change their results. Texts longer than the context raise an
-    error unless `truncate` is set.
+    Texts of similar length are batched, which does not change the results. Texts longer than the context raise an error
+    unless `truncate` is set.
     """
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
@@ -88,7 +88,7 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
-        """Notes about the loaded weights, such as a head that the config declares but the weights lack."""
+        """Notes about the loaded weights, such as a head that the config specifies but the weights do not contain."""
 
     def __repr__(self) -> str:
         return f"{task_repr_prefix('TextEncoder', self.model, self.name)}: {', '.join(self.capabilities)})"
@@ -137,7 +137,7 @@ class TextEncoder:
             if len(encoded.ids) > limit:
                 raise ContextLengthError(
                     f"text {encoded.number} has {len(encoded.ids):,} tokens, which exceeds the limit "
-                    f"of {limit:,} (--truncate or truncate=True truncates it)"
+                    f"of {limit:,}; use --truncate or truncate=True to truncate the text"
                 )
             encoded_texts.append(encoded)
         return encoded_texts
@@ -289,7 +289,7 @@ class TextEncoder:
         encoded_texts = self.encode(pairs, truncate=truncate)
         for encoded in encoded_texts:
             if len(encoded.texts) != 2:
-                raise InputError(f"text {encoded.number} is a single text, expected a pair")
+                raise InputError(f"text {encoded.number}: expected a pair of texts, got a single text")
         follows: dict[int, float] = {}
         for batch in self._encode_batches(encoded_texts):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
@@ -309,7 +309,10 @@ class TextEncoder:
         )
 
     def compile(self) -> None:
-        """Compile the encoder for a GPU with 16-bit weights. The first batch of each size takes many seconds."""
+        """Compile the encoder for a GPU with 16-bit weights.
+
+        The first batch of each size takes many seconds to compile.
+        """
         self._encoder.compile()
 
     def _encode_batches(self, encoded_texts: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
@@ -342,5 +345,5 @@ class TextEncoder:
 
 def _parse_pooling(name: str) -> Pooling:
     if name not in list(Pooling):
-        raise InputError(f"pooling={name!r} must be one of {', '.join(Pooling)}")
+        raise InputError(f"pooling must be one of {', '.join(Pooling)}, got {name!r}")
     return Pooling(name)

@@ -37,7 +37,10 @@ def _merge_while_fitting(parts: Iterator[str], fits: Fits) -> Iterator[str]:
 
 
 def has_words(text: str) -> bool:
-    """Returns whether a text contains a letter or digit of any script. Other texts have nothing to translate."""
+    """Returns whether a text contains a letter or digit of any script.
+
+    Texts without letters and digits contain nothing to translate.
+    """
     return any(character.isalnum() for character in text)
 
 

@@ -43,7 +43,7 @@ def train(
     checkpoint and does not raise.
     """
     if minutes is not None and minutes <= 0:
-        raise InputError(f"minutes={minutes} must be greater than 0")
+        raise InputError(f"minutes must be greater than 0, got {minutes}")
     torch_device = resolve_device(device)
     is_text = not isinstance(recipe_or_text, Recipe) and Path(recipe_or_text).suffix != ".toml"
     if is_text:
@@ -80,8 +80,8 @@ def _no_progress(_label: str) -> ProgressCallback:
 def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, ignore_steps: bool) -> PreparedRun:
     """Open an existing run and check that it has the same recipe.
 
-    With `is_text`, only the family and the data must match, because the other settings depend on the time and the
-    machine. With `ignore_steps`, the number of steps may differ.
+    If `is_text` is set, only the family and the data must match, because the other settings depend on the training time
+    and the machine. If `ignore_steps` is set, the number of steps may differ.
     """
     prepared = open_run(out)
     existing = prepared.recipe
@@ -94,7 +94,9 @@ def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, igno
     else:
         is_same = existing == recipe
     if not is_same:
-        raise RunError(f"{out}: contains a run with a different recipe (to resume it: qkv train --resume {out})")
+        raise RunError(
+            f"{out}: already contains a run with a different recipe; to resume that run, use: qkv train --resume {out}"
+        )
     return prepared
 
 

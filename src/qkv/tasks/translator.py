@@ -28,7 +28,10 @@ SOURCE_TOKENS_PER_BATCH = 1024
 DEFAULT_BEAM = BeamConfig(n_beams=5)
 EMPTY_GLOSSARY: Mapping[str, str] = {}
 ALL_CAPS_TOKEN_RATIO = 1.5
-"""If an all-caps text has at least this many times the tokens of its lowercase form, that form is translated."""
+"""Minimum ratio of tokens in an all-caps text to tokens in its lowercase form.
+
+At or above this ratio, the lowercase form is translated.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -57,7 +60,7 @@ class Translation:
     source_ids: list[int]
     source_tokens: list[str]
     hypotheses: list[TranslationHypothesis]
-    """Best first, as many as requested."""
+    """The requested number of hypotheses, best first."""
     attention: CrossAttention | None = None
     """Cross-attention of the best hypothesis."""
 
@@ -92,13 +95,16 @@ class Translator:
     ) -> None:
         """`source` is the source tokenizer, if it differs from the target tokenizer."""
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
-            raise InputError(f"a Translator takes text, but this model takes images (d_patch={model.config.d_patch})")
+            raise InputError(
+                "Translator requires a model that takes text, "
+                f"but this model takes images (d_patch={model.config.d_patch})"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.source_tokenizer = source or tokenizer
         self.name = name
         self.generation_config = generation_config
-        # With several trained tasks, the caller must choose one.
+        # If the model was trained for several tasks, the caller must choose one.
         self.prefix = (
             next(iter(generation_config.task_prefixes.values())) if len(generation_config.task_prefixes) == 1 else ""
         )
@@ -245,9 +251,9 @@ class Translator:
         if len(ids) > (context_length := self.model.config.context_length):
             can_split = len(self.split_to_context_length(text)) > 1
             hint = (
-                "--split (split=True) splits it at sentence boundaries"
+                "use --split (split=True) to split the text at sentence boundaries"
                 if can_split
-                else f"{text[:20]!r}… contains no space to split it at"
+                else f"{text[:20]!r}… contains no space where it could be split"
             )
             raise ContextLengthError(
                 f"text {index + 1} has {len(ids):,} tokens, which exceeds the model's context_length "
@@ -261,7 +267,7 @@ class Translator:
     def _glossary_constraints(self, text: str, glossary: Mapping[str, str]) -> list[list[int]]:
         for term, target in glossary.items():
             if not (term.strip() and target.strip()):
-                raise InputError(f"both sides of the glossary entry {term!r}: {target!r} must contain a word")
+                raise InputError(f"both sides of a glossary entry must contain a word, got {term!r}: {target!r}")
         return [self._encode_mid_text(target) for term, target in glossary.items() if contains_term(text, term)]
 
     def _encode_mid_text(self, term: str) -> list[int]:
@@ -326,5 +332,5 @@ class Translator:
 def _as_text_list(value: object) -> list[str]:
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise InputError(f"translate takes a string or a list of strings, got {repr(wrong[0])[:60]}")
+        raise InputError(f"translate requires a string or a list of strings, got {repr(wrong[0])[:60]}")
     return [text for text in texts if isinstance(text, str)]

@@ -30,7 +30,8 @@ class WordVectors:
 
     @property
     def euclidean(self) -> Float[Tensor, "word word"]:
-        # Computed from differences, because the faster matmul-based distance of a word to itself is not exactly 0.
+        # The distances are computed from differences because the faster matmul-based distance of a word to itself is
+        # not exactly 0.
         return torch.cdist(self.vectors, self.vectors, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -39,7 +40,7 @@ def word_vectors(task: LanguageModel | TextEncoder, words_or_marked_contexts: Se
     """Compute one vector per item.
 
     `king` is looked up in the embedding matrix, and `the river [bank]` is the last layer's state of the marked word. A
-    word of several tokens is represented by their mean.
+    word of several tokens is represented by the mean of their vectors.
     """
     words, vectors = [], []
     for item in words_or_marked_contexts:
@@ -58,7 +59,7 @@ def word_vectors(task: LanguageModel | TextEncoder, words_or_marked_contexts: Se
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Returns the ids of a word with a leading space, as inside a text, unless that takes more tokens."""
+    """Returns the ids of a word, with a leading space (as inside a text) unless that takes more tokens."""
     bare, with_space = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
     return with_space if len(with_space) <= len(bare) else bare
 
@@ -83,7 +84,7 @@ def _contextual_vector(task: LanguageModel | TextEncoder, item: str, mark: re.Ma
     limit = task.model.config.context_length
     if len(ids) > limit:
         raise ContextLengthError(
-            f"the sentence of {mark[1]!r} has {len(ids):,} tokens, which exceeds the model's limit of {limit:,}"
+            f"the sentence with {mark[1]!r} has {len(ids):,} tokens, which exceeds the model's limit of {limit:,}"
         )
     batch = torch.tensor([ids], device=task.model.embedding.token.weight.device)
     match task.model:

@@ -2,7 +2,7 @@
 
 Texts are split before a single space between two non-space characters. No token of common tokenizers (byte-level
 patterns of GPT-2 and later, words of BERT, ▁words of SentencePiece) crosses such a split point, so the tokens of the
-chunks equal the tokens of the text. There are two rare exceptions that change a token or two at the split: a run of
+chunks are the same as the tokens of the text. In two rare cases, one or two tokens at the split differ: a run of
 `MAX_CHUNK_CHARACTERS` characters without a split point is split anyway, and tokenizers that prepend a space to every
 text (Llama 2) prepend one to every chunk.
 """

@@ -9,7 +9,7 @@ from qkv.text.tokenizer import Encoding, Tokenizer, check_encodable
 def encode_texts(
     tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]], *, parse_special_tokens: bool = False
 ) -> list[Encoding]:
-    """Encode rows that are each a text `(text,)` or a text pair `(text, text)`, without truncation."""
+    """Encode rows without truncation. Each row is a text `(text,)` or a text pair `(text, text)`."""
     for row in rows:
         for text in row:
             check_encodable(text)

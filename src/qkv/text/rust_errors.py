@@ -26,7 +26,8 @@ def convert_errors_to_input_error(context: str) -> Iterator[None]:
 def suppress_stderr() -> Iterator[None]:
     """Redirect file descriptor 2 to /dev/null.
 
-    Rust prints panics to standard error before Python can catch them. The converted exception reports them instead.
+    Rust prints panics to standard error before Python can catch them. The converted exception contains the message
+    instead.
     """
     sys.stderr.flush()
     try:

@@ -13,7 +13,7 @@ from qkv.text.sentencepiece_file import UNIGRAM, SentencePieceFile, SentencePiec
 SPACE_SYMBOL = "▁"
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
 UNUSED_SCORE = -1e6
-"""Score of ids without a piece in the file. It is far below any sum of log p, so that they are never used."""
+"""Score of ids that have no piece in the file. It is far below any sum of log p, so these ids are never used."""
 
 
 def build_unigram_sentencepiece_backend(
@@ -21,14 +21,15 @@ def build_unigram_sentencepiece_backend(
 ) -> tokenizers.Tokenizer:
     """Build a `tokenizers` backend from a SentencePiece model. `</s>` is appended to each text.
 
-    `vocabulary` maps pieces to ids (Marian). By default, the ids are the order of the pieces in the file (T5). Pieces
-    that are missing in the vocabulary are split into smaller ones, whereas Marian's own tokenizer returns <unk>.
+    `vocabulary` maps pieces to ids (Marian). By default, the id of a piece is its index in the file (T5). Pieces that
+    are missing from the vocabulary are split into smaller ones, whereas Marian's own tokenizer returns <unk>.
     `n_sentinels` is the number of T5 sentinel tokens `<extra_id_99>` … `<extra_id_0>`, which follow the pieces.
     """
     spm = read_sentencepiece(file)
     if spm.model_type != UNIGRAM:
         raise InputError(
-            f"{file}: model_type={spm.model_type} is not supported, only {UNIGRAM} (unigram); use a tokenizer.json"
+            f"{file}: model_type={spm.model_type} is not supported; the only supported value is {UNIGRAM} (unigram). "
+            "Use a tokenizer.json instead"
         )
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(n_sentinels))]
     scores = {
@@ -38,7 +39,7 @@ def build_unigram_sentencepiece_backend(
     names = list(scores) if vocabulary is None else _tokens_in_consecutive_id_order(file, vocabulary)
     for needed in (END, UNKNOWN):
         if needed not in names:
-            raise InputError(f"{file}: {needed} is missing among the {len(names)} pieces")
+            raise InputError(f"{file}: {needed} is missing from the {len(names)} pieces")
     model = models.Unigram(
         [(name, scores.get(name, UNUSED_SCORE)) for name in names],
         unk_id=names.index(UNKNOWN),
@@ -66,7 +67,7 @@ def _tokens_in_consecutive_id_order(file: Path, vocabulary: Mapping[str, int]) -
     names = sorted(vocabulary, key=lambda name: vocabulary[name])
     for number, name in enumerate(names):
         if vocabulary[name] != number:
-            raise InputError(f"{file}: its vocabulary has no id {number}; ids must be consecutive from 0")
+            raise InputError(f"{file}: the vocabulary has no id {number}; ids must be consecutive and start at 0")
     return names
 
 
@@ -80,7 +81,8 @@ def _set_normalizer_pre_tokenizer_decoder(
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     scheme = "always" if spm.add_dummy_prefix else "never"
-    # Control tokens that occur in a text are ordinary text. Splitting after their first character prevents a match.
+    # Control tokens that occur in a text are treated as ordinary text. Splitting after their first character prevents a
+    # match.
     control_pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -18,9 +18,9 @@ class SentencePieceTokenKind(IntEnum):
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
-    """Never matched in texts."""
+    """The piece is never matched in texts."""
     USER_DEFINED = 4
-    """Always a single token."""
+    """The piece is always a single token."""
     UNUSED = 5
     BYTE = 6
 
@@ -34,7 +34,7 @@ class SentencePieceFile:
     model_type: int = UNIGRAM
     split_by_whitespace: bool = True
     charsmap: bytes = b""
-    """Compiled table of character replacements. May be empty."""
+    """Compiled table of character replacements, which may be empty."""
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
 
@@ -47,7 +47,7 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise InputError(f"{file}: cannot read: {error.strerror}") from None
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
     try:
         return _parse_sentencepiece_model(data)
     except (IndexError, ValueError, struct.error) as error:
@@ -63,7 +63,7 @@ def _parse_sentencepiece_model(data: bytes) -> SentencePieceFile:
             case 1:
                 token_fields = dict(_iterate_protobuf_fields(_expect_bytes(value)))
                 if 1 not in token_fields:
-                    raise ValueError(f"vocabulary entry {len(tokens)} lacks its text (field 1)")
+                    raise ValueError(f"vocabulary entry {len(tokens)} has no text (field 1)")
                 (score,) = struct.unpack("<f", _expect_bytes(token_fields.get(2, b"\0" * 4)))
                 tokens.append(
                     (

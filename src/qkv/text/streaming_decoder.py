@@ -20,8 +20,8 @@ class StreamingDecoder:
     ) -> None:
         """Create a decoder.
 
-        `context_ids` are preceding ids that the text continues. They matter because SentencePiece decoders remove a
-        space at the start of a text.
+        `context_ids` are preceding ids that the text continues. The context matters because SentencePiece decoders
+        remove a space at the start of a text.
         """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
@@ -30,7 +30,7 @@ class StreamingDecoder:
         self._pending: list[int] = []
 
     def add(self, token_id: int) -> str:
-        """Add an id and return the text that is complete now, which may be empty."""
+        """Add an id and return the newly completed text, which may be empty."""
         token = self._tokenizer.id_to_token(token_id)
         if token_id in self._skipped:
             return ""

@@ -8,8 +8,8 @@ from qkv.text.tokenizer import Tokenizer
 def token_text_or_vocabulary_name(tokenizer: Tokenizer, token_id: int) -> str:
     """Return the text of a token, including a leading space.
 
-    Tokens without text of their own are shown as spelled in the vocabulary: special tokens (`<|endoftext|>`), parts of
-    a character (`ðŁĺ`) and unused ids.
+    Tokens without text of their own are displayed as spelled in the vocabulary: special tokens (`<|endoftext|>`), parts
+    of a character (`ðŁĺ`) and unused ids.
     """
     text = _decodable_text(tokenizer, token_id)
     return _vocabulary_name(tokenizer, token_id) if text is None else text

@@ -38,16 +38,16 @@ class Encoding:
 class Tokenizer:
     """A trained tokenizer.
 
-    By default, special tokens that occur in a text (such as `<|endoftext|>`) are encoded as ordinary text, so that
-    user input cannot inject control tokens. `parse_special_tokens=True` encodes them as special tokens. Truncation and
-    padding settings of the tokenizer file are disabled, so that texts are never truncated silently.
+    By default, special tokens that occur in a text (such as `<|endoftext|>`) are encoded as ordinary text, so that user
+    input cannot inject control tokens. `parse_special_tokens=True` encodes them as special tokens. Truncation and
+    padding settings of the tokenizer file are disabled, so texts are never silently truncated.
     """
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[SpecialToken, str]
     """Special tokens by role. A token may have several roles."""
     name: str = "the tokenizer"
-    """Name in error messages, usually the file of the tokenizer."""
+    """Name used in error messages, usually the name of the tokenizer file."""
 
     def __post_init__(self) -> None:
         self.backend.no_truncation()
@@ -59,7 +59,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one, which is the number of embedding rows required even if the ids have gaps."""
+        """The largest id plus one. This is the required number of embedding rows, even if the ids have gaps."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
@@ -98,7 +98,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special_tokens: bool = False
     ) -> list[list[int]]:
-        """Encode many texts faster than one by one, with the same result. The GIL is released meanwhile."""
+        """Encode many texts. The result is the same as for `encode`, but batches are faster and release the GIL."""
         with convert_errors_to_input_error("the texts cannot be encoded"):
             for text in texts:
                 check_encodable(text)
@@ -145,7 +145,8 @@ class Tokenizer:
     def special_parsing_backend(self) -> tokenizers.Tokenizer:
         """Backend that parses special tokens in texts.
 
-        This is a copy, because the option is part of the state of the backend, which other threads may be using.
+        This backend is a copy because the option is part of the state of a backend, and other threads may be using the
+        original.
         """
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 

@@ -21,14 +21,17 @@ from qkv.text.tokenizer import Tokenizer
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SOURCE_SPM, TARGET_SPM = "source.spm", "target.spm"
-"""SentencePiece models of Marian, one per language. The ids are in a joint vocab.json or in target_vocab.json."""
+"""SentencePiece models of Marian, one per language.
+
+The ids are stored in a joint vocab.json or in target_vocab.json.
+"""
 T5_SPM = "spiece.model"
 FOLDER_FILES = (TARGET_SPM, TOKENIZER_FILE, T5_SPM, "vocab.json", "vocab.txt")
 """Tokenizer files in order of precedence. In Marian folders, tokenizer.json only covers one language."""
 N_SENTINELS = 100
 """Default number of T5 sentinel tokens. The key `extra_ids` of the tokenizer config overrides it."""
 MAX_ID = 1 << 24
-"""Upper limit of ids. Larger ids mean that a file is corrupt, and would require huge embeddings."""
+"""Upper limit of ids. Larger ids indicate a corrupt file and would require huge embeddings."""
 
 # Roles of common special tokens, used if tokenizer_config.json does not define any.
 _COMMON_SPELLINGS: dict[SpecialToken, tuple[str, ...]] = {
@@ -97,7 +100,7 @@ def _find_tokenizer_file(folder: Path) -> Path:
     for name in FOLDER_FILES:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder}: no tokenizer found (expected one of {', '.join(FOLDER_FILES)})")
+    raise InputError(f"{folder}: no tokenizer found; expected one of {', '.join(FOLDER_FILES)}")
 
 
 def _validate_and_load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
@@ -131,7 +134,7 @@ def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 
         for token in (entry.get("id") for entry in entries if isinstance(entry, dict)):
             if not isinstance(token, str) or not isinstance(special_tokens, dict) or token not in special_tokens:
                 raise InputError(
-                    f"{file}: {token!r} is used in the template but missing in post_processor.special_tokens"
+                    f"{file}: {token!r} is used in the template but missing from post_processor.special_tokens"
                 )
 
 
@@ -161,7 +164,7 @@ def _load_byte_level_bpe_files(file: Path) -> tokenizers.Tokenizer:
     vocabulary, merges = (file.with_name(prefix + name) for name in ("vocab.json", "merges.txt"))
     for needed in (vocabulary, merges):
         if not needed.is_file():
-            raise InputError(f"{needed}: not found; a GPT-2 tokenizer requires vocab.json and merges.txt")
+            raise InputError(f"{needed}: file not found; a GPT-2 tokenizer requires both vocab.json and merges.txt")
     _read_json_object(vocabulary)
     with convert_errors_to_input_error(str(file)):
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
@@ -169,7 +172,7 @@ def _load_byte_level_bpe_files(file: Path) -> tokenizers.Tokenizer:
         backend.decoder = decoders.ByteLevel()
         begin, end = (backend.token_to_id(token) for token in ("<s>", "</s>"))
         if begin is not None and end is not None:
-            # BART and RoBERTa vocabularies contain <s> and </s>, which surround each text. GPT-2's does not.
+            # BART and RoBERTa vocabularies contain <s> and </s>, which surround each text. GPT-2's vocabulary does not.
             backend.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin), add_prefix_space=False)
         _register_common_special_tokens(backend)
         return backend
@@ -180,7 +183,9 @@ def _load_sentencepiece_files(file: Path, settings: dict[str, Any]) -> tokenizer
     if file.name == T5_SPM:
         n_sentinels = settings.get("extra_ids", N_SENTINELS)
         if not isinstance(n_sentinels, int) or not 0 <= n_sentinels < MAX_ID:
-            raise InputError(f"{file.parent / CONFIG_FILE}: extra_ids={n_sentinels!r} must be a non-negative integer")
+            raise InputError(
+                f"{file.parent / CONFIG_FILE}: extra_ids must be a non-negative integer, got {n_sentinels!r}"
+            )
         with convert_errors_to_input_error(str(file)):
             return build_unigram_sentencepiece_backend(file, n_sentinels=n_sentinels)
     is_separate = file.name == TARGET_SPM and bool(settings.get("separate_vocabs"))
@@ -243,7 +248,7 @@ def _read_json_object(file: Path) -> dict[str, Any]:
     try:
         state = parse_encodable_json(_read_utf8(file))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not valid JSON: {error}") from None
+        raise InputError(f"{file}: invalid JSON: {error}") from None
     if not isinstance(state, dict):
         raise InputError(f"{file}: expected a JSON object, got {type(state).__name__}")
     return state
@@ -253,7 +258,7 @@ def _read_utf8(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{file}: cannot read: {error.strerror}") from None
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: invalid UTF-8 at byte {error.start}") from None
 

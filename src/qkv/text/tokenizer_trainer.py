@@ -48,7 +48,9 @@ def train_tokenizer(
     lowercase: bool = False,
     add_prefix_space: bool = False,
 ) -> Tokenizer:
-    """Train a tokenizer with at most `vocab_size` ids, including special tokens. Small texts result in fewer ids.
+    """Train a tokenizer with at most `vocab_size` ids, including special tokens.
+
+    Small training texts result in fewer ids.
 
     The default `style` is GPT for bpe and char, BERT for wordpiece, and seq2seq for unigram. With `add_prefix_space`
     (bpe only), a space is added to the start of each text and removed by decoding. The first word of a text then has
@@ -63,7 +65,7 @@ def train_tokenizer(
     min_size = len(special_tokens) + (256 if kind is TokenizerKind.BPE else 1)
     if vocab_size < min_size:
         raise ConfigError(
-            f"vocab_size={vocab_size} is too small: {kind} with special tokens requires at least {min_size}"
+            f"vocab_size={vocab_size} is too small: a {kind} tokenizer with special tokens requires at least {min_size}"
         )
     backend = _create_untrained_backend(kind, unknown=roles.get(SpecialToken.UNK), lowercase=lowercase)
     if add_prefix_space and kind is TokenizerKind.BPE:
@@ -71,13 +73,14 @@ def train_tokenizer(
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     with convert_errors_to_input_error(f"cannot train a {kind} tokenizer with vocab_size={vocab_size}"):
         _train_backend(kind, backend, _chunk_texts_raise_if_empty(texts), roles=roles, vocab_size=vocab_size)
-        # Training resets the post-processor, so it is set afterwards.
+        # Training resets the post-processor, so the post-processor is set after training.
         if (processor := _build_template(backend, roles)) is not None:
             backend.post_processor = processor
     tokenizer = Tokenizer(backend, roles)
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
-            f"vocab_size={vocab_size} is too small: the characters of the text require {tokenizer.vocab_size} ids"
+            f"vocab_size={vocab_size} is too small: the characters of the text require at least "
+            f"{tokenizer.vocab_size} ids"
         )
     return tokenizer
 
@@ -195,4 +198,4 @@ def _chunk_texts_raise_if_empty(texts: Iterable[str]) -> Iterator[str]:
             empty = False
             yield from split_into_chunks(text)
     if empty:
-        raise InputError("no text to train a tokenizer on")
+        raise InputError("tokenizer training requires text, but all texts are empty")

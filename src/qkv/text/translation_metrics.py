@@ -27,7 +27,7 @@ class MetricScore:
 def score_translations(
     translations: Sequence[str], references: Sequence[str], *, n_bootstrap_samples: int = N_BOOTSTRAP_SAMPLES
 ) -> dict[str, MetricScore]:
-    """Compute BLEU and chrF. With `n_bootstrap_samples=0`, confidence intervals are omitted to save time."""
+    """Compute BLEU and chrF. If `n_bootstrap_samples` is 0, confidence intervals are omitted to save time."""
     _check_equal_nonzero_counts(translations, references)
     scores = {}
     for name, metric in _create_bleu_and_chrf().items():
@@ -100,7 +100,7 @@ def _score_from_paired_test(results: Sequence[Any], index: int, signature: str) 
         low=None if result.ci is None else float(result.mean - result.ci),
         high=None if result.ci is None else float(result.mean + result.ci),
         signature=signature,
-        # For two systems with equal scores, sacrebleu returns the smallest possible p-value, 1/(samples + 1).
+        # If two systems have equal scores, sacrebleu returns the smallest possible p-value, 1/(samples + 1).
         p_value=1.0 if index and is_equal else result.p_value,
     )
 

@@ -31,13 +31,13 @@ def token_byte_spans(
 
 
 def word_indices_of_spans(text: str, spans: Sequence[Span | None]) -> list[int | None]:
-    """Return the index of the whitespace-separated word that contains each span, or None for spans of None."""
+    """Return the index of the whitespace-separated word that contains each span. The index of a None span is None."""
     ends = list(accumulate(len(part.encode()) for part in re.findall(r"\s*\S+", text)))
     return [None if span is None or not ends else min(bisect_left(ends, span[1]), len(ends) - 1) for span in spans]
 
 
 def word_indices_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int | None]:
-    """Return the word index of each id, or None for special tokens, without the original text.
+    """Return the word index of each id, or None for special tokens. The original text is not required.
 
     The ids are decoded incrementally, and the words of the decoded text are counted after each id.
     """
@@ -63,6 +63,6 @@ def _count_new_words(last: str, text: str) -> int:
 
 
 def _template_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return all special ids except <unk>, which stands for part of the text."""
+    """Return all special ids except the id of <unk>, which represents part of the text."""
     unknown = tokenizer.find_special_id(SpecialToken.UNK)
     return tokenizer.special_ids - ({unknown} if unknown is not None else set())

@@ -14,5 +14,5 @@ def enable_activation_checkpointing(model: nn.Module) -> None:
     Results, dropout masks and weight names do not change.
     """
     for block in [part for part in model.modules() if isinstance(part, Block)]:
-        # An instance attribute, which nn.Module.__call__ finds before the forward method of the class.
+        # nn.Module.__call__ uses this instance attribute instead of the forward method of the class.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -39,7 +39,7 @@ class StepOutput:
     grad_norm: Float[Tensor, ""]
     """Global gradient norm before clipping."""
     values: Float[Tensor, " value"]
-    """Gradient norm and loss, then the total and the count of each metric, in one tensor so that one copy suffices."""
+    """Gradient norm and loss, then the total and count of each metric. A single tensor requires only one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,7 @@ def _build_decode_step(model: Model, work: Workload) -> Callable[[], Tensor]:
 
 
 def _randomize_keys_and_values(cache: KVCache) -> KVCache:
-    """Fill the cache with random keys and values, because untouched zero pages need not be in physical memory."""
+    """Fill the cache with random keys and values because zero pages may not be in memory until they are written."""
     for layer in cache.layers:
         layer.keys.normal_()
         layer.values.normal_()

@@ -34,7 +34,7 @@ from qkv.training.objectives import (
 from qkv.training.text_preparation import prepare_text_stores
 
 VALIDATION_SEED = 0
-"""Independent of the seed of the run, so that all runs are evaluated on the same pairs and masked tokens."""
+"""Independent of the seed of the run so that all runs are evaluated on the same pairs and masked tokens."""
 
 _EVAL_BATCH_SIZE = 32  # larger batches are not faster on a CPU
 _TaskSums = tuple[Tensor, Tensor, Tensor]
@@ -86,7 +86,8 @@ class SentenceCorpus:
     def summary(self) -> str:
         n_train, n_held_out = self.n_tokens
         return (
-            f"{n_train:,} tokens of {len(self.train.document_range):,} documents to train on, {n_held_out:,} held out"
+            f"{n_train:,} training tokens in {len(self.train.document_range):,} documents, {n_held_out:,} held-out "
+            "tokens"
         )
 
     @property
@@ -120,13 +121,13 @@ class SentenceCorpus:
 def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective:
     """Returns the objective for masked language modeling, plus next-sentence prediction if batches have labels for it.
 
-    The trainer divides the loss by the number of masked tokens. The next-sentence loss is therefore weighted by the
-    masked tokens per row, so that the result is the sum of the two mean losses, as published. Logits are only computed
-    at masked positions, which is about a seventh of all positions.
+    The trainer divides the loss by the number of masked tokens. The next-sentence loss is therefore multiplied by the
+    number of masked tokens per row so that the result is the sum of the two mean losses, as in the paper. Logits are
+    computed only at masked positions, which are about a seventh of all positions.
     """
     if config.loss_chunk_size is not None:
         raise ConfigError(
-            "loss_chunk_size is not supported for BERT, which computes logits at masked positions only; "
+            "loss_chunk_size is not supported for family='bert', which computes logits only at masked positions; "
             "reduce micro_batch_size to save memory"
         )
     device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size

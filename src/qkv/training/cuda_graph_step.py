@@ -1,7 +1,7 @@
 """CUDA graph capture and replay of training steps.
 
-A step of a small model runs thousands of kernels of a few microseconds each, which is less than the time to launch
-them. Replaying a captured graph costs the CPU a single launch.
+A step of a small model runs thousands of kernels. Each takes only a few microseconds, which is less than the time to
+launch it. Replaying a captured graph requires only a single launch.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ WARMUP_STEPS = 2
 def can_capture(objective: Objective, config: TrainingConfig, device: torch.device) -> bool:
     """Returns True if training steps can be captured in a CUDA graph.
 
-    This requires a compiled model, a CUDA device, a single process (the objectives of several processes are wrapped and
-    no longer a `SplitObjective`) and one micro-batch per batch: a second micro-batch would have to add to the gradients
-    of the first, which the capture of one micro-batch has already freed.
+    This requires a compiled model, a CUDA device, a single process and one micro-batch per batch. With several
+    processes, the objective is wrapped and is no longer a `SplitObjective`. A second micro-batch would have to add to
+    the gradients of the first, which have already been freed after its capture.
     """
     has_one_micro_batch = config.micro_batch_size == config.batch_size
     is_capturable = has_one_micro_batch and config.compile and not config.activation_checkpointing
@@ -32,8 +32,8 @@ def can_capture(objective: Objective, config: TrainingConfig, device: torch.devi
 class CUDAGraphStep(Generic[T]):
     """Runs a step eagerly at first, then captures it in a CUDA graph once the input shapes have repeated.
 
-    The capture happens at the third consecutive call with the same shapes. Inputs with other shapes keep running
-    eagerly. The returned tensors are overwritten by the next call.
+    The capture happens at the third consecutive call with the same shapes. Steps with other input shapes run eagerly.
+    The returned tensors are overwritten by the next call.
     """
 
     def __init__(self, capture: Callable[[Callable[[], T]], Callable[[], T]] | None = None) -> None:
@@ -67,7 +67,7 @@ class CUDAGraphStep(Generic[T]):
 def capture_graph(step_function: Callable[[], T]) -> Callable[[], T]:
     """Capture the kernels that `step_function` launches, without running them, and return a function that replays them.
 
-    The mode `thread_local` only forbids synchronizing calls in this thread, because the prefetch thread pins batches
+    The mode `thread_local` forbids synchronizing calls only in this thread because the prefetch thread pins batches
     during the capture.
     """
     graph = torch.cuda.CUDAGraph()

@@ -9,7 +9,7 @@ from qkv.errors import RunError
 
 FINGERPRINTS_FILE = "data.json"
 FULL_HASH_LIMIT = 64 << 20
-"""Files above this size in bytes are hashed only in part: half of the limit at the start and half at the end."""
+"""Larger files (in bytes) are hashed only in part: half of this limit at the start and half at the end."""
 
 
 def record_fingerprints(run: Path, data: Path) -> None:
@@ -30,7 +30,7 @@ def check_fingerprints(run: Path) -> None:
         path = run / name
         actual = _describe_size_and_partial_hash(path) if path.is_file() else "no file"
         if actual != expected:
-            raise RunError(f"{path}: has changed since the run started: expected {expected}, got {actual}")
+            raise RunError(f"{path}: the file has changed since the run started: expected {expected}, got {actual}")
 
 
 def _describe_size_and_partial_hash(path: Path) -> str:

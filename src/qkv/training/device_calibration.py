@@ -89,7 +89,7 @@ def calibrate(
     grid: Grid | None = None,
     seconds_per_measurement: float = 0.02,
 ) -> Calibration:
-    """Measure the kernels of the device. Takes 30 to 60 seconds, during which the device should be idle otherwise."""
+    """Measure the kernels of the device, which takes 30 to 60 seconds. The device should otherwise be idle."""
     started = time.perf_counter()
     training_dtype = dtype.training_precision
     timer = Timer(device, seconds_per_measurement=seconds_per_measurement)
@@ -101,8 +101,8 @@ def calibrate(
             device=device, dtype=training_dtype if is_training else dtype, is_training=is_training
         )
         measured: dict[str, TimingTable] = {}
-        # Recurrences and launches depend on the CPU, which other processes slow down temporarily. Both are measured
-        # several times and the minimum counts.
+        # Recurrences and launches depend on the CPU, which other processes may slow down temporarily. Both are measured
+        # several times, and the minimum is used.
         for kind, measure in (
             ("recurrences", _measure_recurrences),
             ("matmuls", _measure_matmuls),
@@ -153,7 +153,7 @@ def _measure_table(
         if work is not None:
             builder.measured[point] = timer.measure_kernel(work, capture=capture)
     if timer.is_gpu:
-        torch.cuda.empty_cache()  # memory of captured graphs is not reused otherwise
+        torch.cuda.empty_cache()  # otherwise, the memory of captured graphs is not reused
     return builder.build()
 
 
@@ -187,7 +187,7 @@ def _measure_unaligned_matmul_slowdown(timer: Timer, benchmark: KernelBenchmarkS
 
 
 def _measure_attention(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> dict[str, TimingTable]:
-    # Attention gets a higher limit, because long contexts matter most for it.
+    # Attention has a higher limit because its cost depends most on long contexts.
     max_flops = 4 * grid.max_flops / (4 if benchmark.is_training else 1)
     tables = {}
     for kernel, causal in (

@@ -1,8 +1,8 @@
 """Distributed context of a training run: the interface and its single-process implementation.
 
-A batch is split into the same micro-batches for any number of processes, and each process takes some of them. Gradients
-are summed over all processes and divided by the number of targets in the full batch, so that the results do not depend
-on the number of processes, except for rounding.
+A batch is split into the same micro-batches for any number of processes, and each process handles some of them.
+Gradients are summed over all processes and divided by the number of targets in the full batch. The results therefore do
+not depend on the number of processes, except for rounding.
 """
 
 import os
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Tensors = Mapping[str, Mapping[str, Tensor]]
 Texts = Mapping[str, str]
 IsCounted = bool
-"""False for an item that another rank also processes, so that it must not count twice."""
+"""False for an item that another rank also processes and that must not count twice."""
 
 
 class Distributed(ABC):
@@ -51,7 +51,7 @@ class Distributed(ABC):
         self._check_supported(training)
         if training.batch_size < self.world_size:
             raise ConfigError(
-                f"batch_size={training.batch_size} is smaller than the number of processes, {self.world_size}"
+                f"batch_size must be at least the number of processes ({self.world_size}), got {training.batch_size}"
             )
         max_rows = min(training.micro_batch_size, training.batch_size // self.world_size)
         rows = next(n for n in range(max_rows, 0, -1) if training.batch_size % n == 0)

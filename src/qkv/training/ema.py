@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Keeps average ← decay·average + (1 − decay)·weights, updated after every optimizer step.
+    """Updates average ← decay·average + (1 − decay)·weights after every optimizer step.
 
-    At step t the decay is at most (1 + t)/(10 + t), so that the random initial weights are forgotten quickly.
+    At step t, the decay is at most (1 + t)/(10 + t), which quickly removes the influence of the random initial weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -47,8 +47,8 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate the model on all batches without gradients.
 
-    Losses and metrics are summed over all batches and divided by the total counts, because an average of batch averages
-    would give small batches too much weight. The ranks of `distributed` share the batches.
+    Losses and metrics are summed over all batches and divided by the total counts because an average of batch averages
+    would give too much weight to small batches. The ranks of `distributed` share the batches.
     """
     was_training = model.training
     model.eval()
@@ -106,7 +106,7 @@ def select_metric(best_metric: str | None, metrics: Mapping[str, float]) -> floa
         return None
     if best_metric not in metrics:
         raise ConfigError(
-            f"best_metric={best_metric!r} is not a metric of this run; available: {', '.join(metrics) or 'none'}"
+            f"best_metric must be one of the metrics of this run ({', '.join(metrics) or 'none'}), got {best_metric!r}"
         )
     return metrics[best_metric]
 

@@ -17,5 +17,5 @@ FAMILIES: dict[str, Family] = {
 def get_family(name: str) -> Family:
     """Returns the model family with this name. Raises ConfigError if it cannot be trained."""
     if name not in FAMILIES:
-        raise ConfigError(f"family={name!r} cannot be trained: must be one of {', '.join(FAMILIES)}")
+        raise ConfigError(f"family must be one of {', '.join(FAMILIES)} for training, got {name!r}")
     return FAMILIES[name]

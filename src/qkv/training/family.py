@@ -32,7 +32,7 @@ class Corpus(Protocol):
 
     @property
     def summary(self) -> str:
-        """Size of the corpus as text, for example `1,234 tokens to train on, 56 held out`."""
+        """Size of the corpus as text, for example `1,234 training tokens, 56 held-out tokens`."""
         ...
 
     @property

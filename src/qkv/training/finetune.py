@@ -29,7 +29,7 @@ from qkv.weights.model_loader import load_model
 
 RESULT_FILE = "result.json"
 TARGET_UPDATES = 2000
-"""Target number of updates. Fewer leave small tasks underfitted (arXiv:2006.04884), and more bring little."""
+"""Target number of updates. Fewer updates underfit small tasks (arXiv:2006.04884), and more updates help little."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
 N_EVALUATIONS = 10
 EVAL_BATCH_SIZE = 256
@@ -74,9 +74,9 @@ def choose_training_config(
 ) -> TrainingConfig:
     """Choose the training settings from the size of the task and the model.
 
-    Few rows use small batches and many epochs, because the number of updates matters. Many rows use larger batches and
-    three epochs. Randomly initialized weights, LoRA matrices and a head on a frozen model use a higher learning rate,
-    because they start far from a solution and have no pre-training to forget.
+    Small datasets use small batches and many epochs so that there are enough updates. Large datasets use larger batches
+    and three epochs. Randomly initialized weights, LoRA matrices and a head on a frozen model use a higher learning
+    rate because they start far from a solution and have no pre-training to forget.
     """
     batch_size = settings.batch_size or (16 if n_rows < 500 else 32 if n_rows < 20_000 else 64)
     n_batches = math.ceil(n_rows / batch_size)
@@ -140,7 +140,7 @@ def build_model_and_list_new_weights(
     }
     model.load_state_dict(copied, strict=False)
     if task.problem_type is ProblemType.REGRESSION and "classifier.bias" not in copied and model.classifier is not None:
-        # Start at the mean of the targets. Starting at 0 would spend the first epoch on learning it.
+        # Start at the mean of the targets. From 0, the model would need the first epoch to learn the mean.
         torch.nn.init.constant_(model.classifier.bias, float(task.train_targets.mean()))
     return model, [name for name, _ in model.named_parameters() if name not in copied]
 
@@ -153,7 +153,7 @@ def freeze_layers_or_add_lora(model: BERT, settings: FinetuningConfig, *, seed: 
     elif settings.freeze:
         n = n_layers if settings.freeze == "all" else settings.freeze
         if n > n_layers:
-            raise ConfigError(f"freeze={n} must be at most the number of layers, {n_layers}")
+            raise ConfigError(f"freeze must be at most the number of layers ({n_layers}), got {n}")
         frozen_prefixes = ("embedding.", *(f"blocks.{layer}." for layer in range(n)))
         if settings.freeze == "all":
             frozen_prefixes = (*frozen_prefixes, "relative_positions.", "final_norm.")
@@ -187,7 +187,7 @@ class FinetuneInputs:
 def fine_tune_or_resume(
     inputs: FinetuneInputs, *, seed: int, folder: Path, device: torch.device, report: MetricsCallback, log: LogFunction
 ) -> FinetuneResult:
-    """Start or resume one fine-tuning run in `folder`. If it is finished already, its saved result is returned."""
+    """Start or resume one fine-tuning run in `folder`. If the run is already finished, return its saved result."""
     if (folder / RESULT_FILE).is_file():
         return _load_result(folder / RESULT_FILE)
     task, encoded, settings = inputs.task, inputs.encoded, inputs.settings
@@ -274,7 +274,7 @@ def _build_buckets(
 def _evaluate_checkpoint(
     inputs: FinetuneInputs, checkpoint: Path, training: TrainingConfig, device: torch.device
 ) -> dict[str, Any]:
-    """Evaluate the saved checkpoint, because that is the model that will be used."""
+    """Evaluate the saved checkpoint because it is the model that will be used."""
     task = inputs.task
     model = load_model(checkpoint).model
     assert isinstance(model, BERT)

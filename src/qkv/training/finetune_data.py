@@ -63,7 +63,9 @@ def build_task_with_evaluation_split(
     """Build the task from loaded rows. If `evaluation` is None, 10 % of the training rows are held out."""
     problem_type = settings.problem_type
     if evaluation is not None and train.is_pairs != evaluation.is_pairs:
-        raise InputError(f"{train.name} and {evaluation.name}: one contains pairs and the other single texts")
+        raise InputError(
+            f"{train.name} and {evaluation.name}: both files must contain pairs, or both must contain single texts"
+        )
     names = None if problem_type is ProblemType.REGRESSION else train.class_names()
     targets = build_targets(problem_type, train, names)
     if evaluation is not None:
@@ -72,7 +74,9 @@ def build_task_with_evaluation_split(
         evaluation_rows = sample_rows(problem_type, targets, max(1, len(targets) // 10), seed=settings.seed)
         train_rows = np.setdiff1d(np.arange(len(targets)), evaluation_rows)
         if not len(train_rows):
-            raise InputError(f"{train.name}: cannot hold out evaluation rows from 1 row; specify --eval FILE")
+            raise InputError(
+                f"{train.name}: must have at least 2 rows to hold out evaluation rows, got 1; specify --eval FILE"
+            )
         train, evaluation = _select_rows(train, train_rows), _select_rows(train, evaluation_rows)
         targets, evaluation_targets = targets[train_rows], targets[evaluation_rows]
     return LabeledTask(
@@ -91,7 +95,7 @@ def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int
     For single-label classification the sample is stratified, with at least one row per class if n allows.
     """
     if n > len(targets):
-        raise InputError(f"cannot sample {n} rows from {len(targets)}")
+        raise InputError(f"the number of rows to sample must be at most {len(targets)}, got {n}")
     shuffled = Permutation(len(targets), seed, 7)(np.arange(len(targets)))
     if problem_type is not ProblemType.SINGLE_LABEL:
         return np.sort(shuffled[:n])
@@ -106,7 +110,7 @@ def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedTaskTexts:
-    """The texts of a task as token ids of one model."""
+    """The texts of a task as token ids for one model."""
 
     train: list[Encoding]
     evaluation: list[Encoding]
@@ -123,8 +127,9 @@ def tokenize_task_texts(
         too_long = [row for row, encoding in enumerate(encoded) if len(encoding.ids) > context_length]
         if too_long and not truncate:
             raise ContextLengthError(
-                f"{labeled.location(too_long[0])}: {len(encoded[too_long[0]].ids):,} tokens exceed context_length="
-                f"{context_length}; {len(too_long)} of {len(encoded):,} rows are too long; use --truncate"
+                f"{labeled.location(too_long[0])}: {len(encoded[too_long[0]].ids):,} tokens exceed "
+                f"context_length={context_length}; {len(too_long)} of {len(encoded):,} rows are too long; to truncate "
+                "them, use --truncate"
             )
         for row in too_long:
             encoded[row] = encode_truncated(tokenizer, labeled.texts[row], context_length)

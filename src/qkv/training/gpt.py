@@ -53,7 +53,7 @@ class TextCorpus:
     @property
     def summary(self) -> str:
         n_train, n_held_out = self.n_tokens
-        return f"{n_train:,} tokens to train on, {n_held_out:,} held out"
+        return f"{n_train:,} training tokens, {n_held_out:,} held-out tokens"
 
     @property
     def n_tokens(self) -> tuple[int, int]:

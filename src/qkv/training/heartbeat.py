@@ -9,7 +9,8 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 15.0
-"""A process that sent no heartbeat for this long counts as lost: it was killed, hangs, or its machine is down."""
+"""A process that has sent no heartbeat for this long is considered lost: it was killed, it hangs, or its machine is
+down."""
 _ERROR_REPORTS_KEY = "error_reports"
 """Store key that counts the processes that asked to report the error. Only the first one reports it."""
 
@@ -17,7 +18,7 @@ _ERROR_REPORTS_KEY = "error_reports"
 class Heartbeat:
     """Background thread that calls `on_peer_lost` when another process has sent no heartbeat for too long.
 
-    The argument is the reason, or an empty string if another process already reports the error.
+    The argument is the reason, or an empty string if another process has already reported the error.
     """
 
     def __init__(self, store: Store, *, rank: int, world_size: int, on_peer_lost: Callable[[str], None]) -> None:
@@ -46,7 +47,7 @@ class Heartbeat:
     def claim_error_report(self) -> bool:
         """Returns True for the first process that calls this method, and False for all others.
 
-        If the store is no longer reachable, rank 0 (which hosts it) is gone, and rank 1 reports the error.
+        If the store is unreachable, rank 0 (which hosts it) has exited, and rank 1 reports the error.
         """
         try:
             return self._store.add(_ERROR_REPORTS_KEY, 1) == 1
@@ -77,5 +78,5 @@ class Heartbeat:
                 if last_change[key][0] != beat:
                     last_change[key] = (beat, now)
                 elif now - last_change[key][1] > TIMEOUT_SECONDS:
-                    self._report_loss(f"rank {rank} sent no heartbeat for {TIMEOUT_SECONDS:.0f} s")
+                    self._report_loss(f"rank {rank} has sent no heartbeat for {TIMEOUT_SECONDS:.0f} s")
                     return

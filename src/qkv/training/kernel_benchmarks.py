@@ -40,7 +40,7 @@ class KernelBenchmarkSettings:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype of matmul inputs, which is bfloat16 in mixed precision."""
+        """Dtype of matmul inputs: bfloat16 in mixed precision."""
         return torch.bfloat16 if self.dtype is Precision.MIXED else self.weight_dtype
 
     def random_tensor(self, *shape: int, in_compute_dtype: bool = False) -> Tensor:
@@ -81,7 +81,7 @@ def _inference_pass(forward: Callable[[], Tensor]) -> WorkFunction:
 
 
 def build_uncached_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: int, columns: int) -> WorkFunction:
-    """Matrix product that uses another weight in each call, like the layers of a model, so that none stays cached.
+    """Matrix product that uses a different weight in each call, like the layers of a model, so that none stays cached.
 
     In mixed precision it includes the cast of the weight to 16 bits. The cast of `x` is measured by `build_cast`.
     """
@@ -152,7 +152,7 @@ def build_cross_entropy(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunct
 
 
 def build_cast(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
-    """Cast of n elements of the residual stream to the dtype of matmuls, and of their gradient back."""
+    """Cast of n elements of the residual stream to the dtype of matmuls, and the reverse cast of their gradient."""
     x = benchmark.random_tensor(n)
     return benchmark.build_pass(lambda: x.to(benchmark.compute_dtype), [x])
 

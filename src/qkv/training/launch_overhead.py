@@ -1,4 +1,4 @@
-"""Measurement of launch overhead with tiny models, whose steps consist almost only of kernel launches."""
+"""Measurement of launch overhead with tiny models, whose steps consist almost entirely of kernel launches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from qkv.training.benchmark_steps import (
 from qkv.training.timer import Timer
 
 FEW_LAYERS, MANY_LAYERS = 1, 5
-# Narrow models compute almost nothing. The heads have a typical width, so that torch selects the usual kernels.
+# Narrow models need almost no computation. Heads have a typical width so that torch selects the usual kernels.
 _TINY_CONFIG: dict[str, Any] = {"vocab_size": 64, "context_length": 16, "d_model": 32, "n_heads": 2, "d_head": 64}
 _LLAMA_OPTIONS = {"positions": PositionKind.ROTARY, "gated": True, "attention_bias": False, "feed_forward_bias": False}
 
@@ -36,8 +36,8 @@ def build_tiny_forward_pass(device: torch.device, dtype: Precision) -> Step:
 class LaunchOverheadBenchmark:
     """Measures the launch overhead of each model family in each mode, several times over the calibration.
 
-    Launching kernels keeps one CPU core busy, which other processes may slow down for seconds at a time. Therefore the
-    minimum of many short measurements counts.
+    Launching kernels keeps one CPU core busy, and other processes may slow it down for seconds at a time. The result is
+    therefore the minimum of many short measurements.
     """
 
     def __init__(self, timer: Timer, *, dtype: Precision, training_dtype: Precision) -> None:
@@ -76,7 +76,7 @@ class LaunchOverheadBenchmark:
 def _configs_varying_n_layers() -> list[list[ModelConfig]]:
     """Returns groups of configs that differ only in their numbers of layers.
 
-    The first config of a group is the smallest. Each other one has MANY_LAYERS in one of its stacks.
+    The first config of a group is the smallest. Each of the other configs has MANY_LAYERS in one of its stacks.
     """
     one_stack: list[Callable[[int], ModelConfig]] = [
         lambda n: GPTConfig(**_TINY_CONFIG, n_layers=n),

@@ -9,14 +9,14 @@ from qkv.nn import Attention
 
 
 class LoRAParametrization(nn.Module):
-    """Parametrization W + up·down of rank r. `up` is initialized to zero, so that the initial model is unchanged."""
+    """Parametrization W + up·down of rank r. `up` is initialized to zero so that the initial model is unchanged."""
 
     def __init__(self, weight: Tensor, rank: int, generator: torch.Generator) -> None:
         super().__init__()
         n_out, n_in = weight.shape
         if rank > min(n_out, n_in):
             raise ConfigError(
-                f"lora_rank={rank} must be at most {min(n_out, n_in)}, the smaller side of the weight matrix"
+                f"lora_rank must be at most {min(n_out, n_in)}, the smaller side of the weight matrix, got {rank}"
             )
         self.down = nn.Parameter(torch.empty(rank, n_in).normal_(std=n_in**-0.5, generator=generator))
         self.up = nn.Parameter(torch.zeros(n_out, rank))

@@ -1,7 +1,7 @@
 """Triton kernel for the cross-entropy loss and the gradient of the logits.
 
-Each row of logits is read twice, the second time partly from the L2 cache, and is overwritten with its gradient. The
-kernels of torch, also the compiled ones, read the logits from memory once for the loss and again for the gradient.
+Each row of logits is read twice (the second time partly from the L2 cache) and is overwritten with its gradient. The
+kernels of torch, including compiled kernels, read the logits from memory once for the loss and again for the gradient.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from triton import language as tl
 
 BLOCK, WARPS = 1024, 4
-"""Elements of a row per iteration, and warps per row. On an H200, 32 warps were 10 % slower, although fewer
-concurrent rows fit better into the cache."""
+"""Elements of a row per iteration, and warps per row. On an H200, 32 warps were 10 % slower, even though fewer rows
+then share the cache."""
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def cross_entropy_row_inplace(
     logits += row * width
     target = tl.load(targets + row)
     has_target = target >= 0
-    # Load before the reductions, which synchronize the threads: afterwards another thread may overwrite this logit.
+    # Load before the reductions, which synchronize the threads. Afterwards, another thread may overwrite this logit.
     target_logit = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
     columns = tl.arange(0, BLOCK)
     # Keep a running maximum and sum per lane and reduce them once at the end. A reduction per block would

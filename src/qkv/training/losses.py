@@ -11,7 +11,7 @@ from qkv.nn import Unembedding
 from qkv.tensors import IGNORE_INDEX
 
 VOCAB_MULTIPLE = 64
-"""The vocabulary is padded to a multiple of this size, because GPU matmuls are slow for odd sizes such as 50,257."""
+"""The vocabulary is padded to a multiple of this size because GPU matmuls are slow for odd sizes such as 50,257."""
 
 LossSum = Float[Tensor, ""]
 
@@ -98,8 +98,8 @@ class _ChunkedLossSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
-        # In place and released: a second set of gradients, as large as the embedding matrix, would live until the end
-        # of the step.
+        # Scale in place and release the saved gradients. Otherwise, a second set of gradients, as large as the
+        # embedding matrix, would stay in memory until the end of the step.
         gradients, ctx.gradients = ctx.gradients, ()
         return (*(None if gradient is None else gradient.mul_(grad_output) for gradient in gradients), None, None, None)
 

@@ -15,7 +15,7 @@ from qkv.training.losses import LossSum
 
 @runtime_checkable
 class TrainingBatch(Protocol):
-    """A batch of any model family. The trainer only splits it and counts targets; the objective reads its tensors."""
+    """A batch of any model family. The trainer only splits it and counts targets. The objective reads its tensors."""
 
     @property
     def n_targets(self) -> int: ...
@@ -28,7 +28,8 @@ class TrainingBatch(Protocol):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric logged in addition to the loss, stored as a sum and a count so that batches can be combined exactly.
+    """A metric logged in addition to the loss. It is stored as a sum and a count so that batches can be combined
+    exactly.
 
     For accuracy, `total` is the number of correct predictions and `count` the number of predictions.
     """
@@ -77,7 +78,7 @@ def autocast_factory(precision: Precision, device: torch.device) -> Callable[[],
         return nullcontext
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - torch has no public API for this check
         raise ConfigError(
-            "precision='bf16' is about 60 times slower than fp32 on this CPU, which lacks AVX512-BF16; "
-            "use precision='auto'"
+            "precision='bf16' requires a CPU with AVX512-BF16, because it is otherwise about 60 times slower than "
+            "fp32; use precision='auto'"
         )
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,7 +1,8 @@
 """Linear layers through oneDNN for training on CPUs.
 
 For float32, oneDNN is about 10 % faster than the MKL kernels that torch uses by default on AMD CPUs, but the first call
-with a new shape takes half a millisecond longer. It is therefore used only for GPTs, whose batches all have one shape.
+with a new shape takes half a millisecond longer. oneDNN is therefore used only for GPTs, whose batches all have the
+same shape.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ def use_onednn_if_supported(model: nn.Module, objective: Objective, config: Trai
     The results differ from those of torch's own matmuls by rounding only.
     """
     parameters = list(model.parameters())
-    # With activation checkpointing, the backward pass recomputes activations after the patched layers were restored.
-    # The default matmuls save other tensors than ours, which torch.utils.checkpoint rejects.
+    # With activation checkpointing, the backward pass recomputes activations after the original layers have been
+    # restored. The default matmuls save different tensors than oneDNN, which torch.utils.checkpoint rejects.
     is_unsupported = (
         config.compile or config.activation_checkpointing or uses_bfloat16(config.precision, parameters[0].device)
     )
@@ -59,7 +60,7 @@ class _OneDNNLinear(torch.autograd.Function):
         grad_rows = grad_output.flatten(0, -2)
         return (
             _onednn_matmul(grad_output, weight.t()) if needs_x else None,
-            # torch.mm instead of oneDNN, which would first transpose both operands in memory.
+            # Use torch.mm because oneDNN would first transpose both operands in memory.
             torch.mm(grad_rows.t(), x.flatten(0, -2)) if needs_weight else None,
             grad_rows.sum(0) if needs_bias else None,
         )

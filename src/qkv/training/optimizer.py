@@ -19,10 +19,10 @@ from qkv.training.sharded_tensors import full_tensor, shard_like
 class Muon(Optimizer):
     """Momentum SGD with orthogonalized updates (Muon).
 
-    Updates are scaled by 0.2·√(larger side of the matrix), so that learning rates tuned for AdamW can be reused
+    Updates are scaled by 0.2·√(larger side of the matrix) so that learning rates tuned for AdamW can be reused
     (arXiv:2502.16982). `torch.optim.Muon` always computes in bfloat16, which is many times slower than float32 on most
-    CPUs; this implementation uses bfloat16 on GPUs only. Matrices of the same shape are processed in one batch and
-    lists of tensors with foreach operations, because launching many small kernels would dominate on a GPU.
+    CPUs. This implementation uses bfloat16 only on GPUs. Matrices of the same shape are processed in one batch, and
+    lists of tensors with foreach operations. Otherwise, launching many small kernels would dominate the time on a GPU.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
@@ -45,7 +45,8 @@ class Muon(Optimizer):
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         momentum_buffers = [self._momentum_buffer(parameter) for parameter in parameters]
         torch._foreach_lerp_(momentum_buffers, gradients, 1 - group["momentum"])
-        # In place, because the gradient is not needed afterwards and torch 2.11 has no out-of-place form for DTensors.
+        # Update in place because the gradient is not needed afterwards and torch 2.11 has no out-of-place form for
+        # DTensors.
         torch._foreach_lerp_(gradients, momentum_buffers, group["momentum"])
         # Sharded matrices are gathered, and each rank keeps its shard of the update.
         updates = orthogonalize(torch.stack([full_tensor(gradient) for gradient in gradients])).to(parameters[0].dtype)
@@ -84,7 +85,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def build_optimizers(model: nn.Module, config: TrainingConfig, *, capturable: bool = False) -> list[Optimizer]:
     """Create AdamW for all parameters, or Muon for the weight matrices of the blocks and AdamW for the rest.
 
-    Weight decay applies to matrices only. With `capturable`, learning rates are tensors on the device, so that a
+    Weight decay applies only to matrices. With `capturable`, learning rates are tensors on the device so that a
     captured CUDA graph reads their current values.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -174,8 +175,8 @@ def load_optimizer_state(model: nn.Module, optimizers: list[Optimizer], tensors:
         name, _, state_name = key.rpartition("/")
         if name not in parameters or state_name not in _state_names(optimizer_of.get(id(parameters[name]))):
             raise RunError(
-                f"the checkpoint contains optimizer state '{key}', which this optimizer does not use; "
-                "was the recipe changed?"
+                f"the checkpoint contains optimizer state '{key}', which the optimizer of the recipe does not use; was "
+                "the recipe changed?"
             )
         parameter = parameters[name]
         optimizer_of[id(parameter)].state[parameter][state_name] = shard_like(value.to(parameter.device), parameter)

@@ -25,19 +25,22 @@ def write_clean_train_and_validation_pairs(
 ) -> None:
     """Clean the sentence pairs and write them to the training and validation stores.
 
-    Validation is written first, so that an existing training store implies that both are complete.
+    Validation is written first, so an existing training store implies that both stores are complete.
     """
     settings = get_pairs_config(recipe)
     train = _find_pair_files_by_pattern(recipe.data.train, data_folder, settings)
     validation = _find_pair_files_by_pattern(recipe.data.validation, data_folder, settings)
     if unknown := [name for name in settings.repeat if name not in train]:
-        raise ConfigError(f"pairs.repeat has the key '{unknown[0]}', which is not in data.train: {', '.join(train)}")
+        raise ConfigError(
+            f"pairs.repeat contains the key '{unknown[0]}', which is not in data.train: {', '.join(train)}"
+        )
     first = take_sample(next(iter(train.values()))[0].read())
     for file in chain.from_iterable((*train.values(), *validation.values())):
         check_languages_not_swapped(first, file.read(), name=str(file.source))
     cleaner = EmptyUnevenDuplicatePairFilter(max_length_ratio=settings.max_length_ratio)
     if validation:
-        # Validation is cleaned first. The same cleaner then drops its pairs from the training data as duplicates.
+        # Validation is cleaned first. The same cleaner then drops duplicates of validation pairs from the training
+        # data.
         write_pair_texts_and_counts(
             _read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped
         )
@@ -77,13 +80,13 @@ def _write_validation_and_return_train(
 ) -> dict[str, list[Pair]]:
     """Hold out a fraction of the pairs for validation and return the remaining pairs for training.
 
-    The split is by connected components, so that no validation sentence occurs in training.
+    The split is by connected components so that no validation sentence occurs in training.
     """
     pairs_by_file = {name: list(pairs) for name, pairs in files.items()}
     all_pairs = list(chain.from_iterable(pairs_by_file.values()))
     n_held_out = round(fraction * len(all_pairs))
     if not 0 < n_held_out < len(all_pairs):
-        raise InputError(f"{len(all_pairs)} pairs are too few to hold out {fraction:.0%} for validation")
+        raise InputError(f"{len(all_pairs)} pairs are not enough to hold out {fraction:.0%} for validation")
     split = split_pairs(all_pairs, n_dev=n_held_out, n_test=0, seed=seed)
     write_pair_texts_and_counts({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
     train_rows, remaining, first = set(split.train.tolist()), {}, 0
@@ -119,7 +122,8 @@ def load_or_train_pair_tokenizers(
     n_ids = tokenizers["target"].vocab_size
     if recipe.tokenizer.path is not None and n_ids != recipe.tokenizer.vocab_size:
         raise ConfigError(
-            f"tokenizer.vocab_size={recipe.tokenizer.vocab_size}, but {recipe.tokenizer.path} has {n_ids}"
+            f"tokenizer.vocab_size must be {n_ids}, the size of {recipe.tokenizer.path}, got "
+            f"{recipe.tokenizer.vocab_size}"
         )
     progress(1, 1)
     return tokenizers

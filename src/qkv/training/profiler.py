@@ -46,8 +46,8 @@ _CATEGORY_PATTERNS = {
     ),
     ProfileCategory.COPIES: r"copy|memcpy|memset|::cat|catarray|contiguous|clone|::to$|fill|zero",
 }
-"""Patterns for names of torch operations and GPU kernels, including ours. The first match counts; anything else is
-element-wise."""
+"""Patterns for names of torch operations and GPU kernels, including those of qkv. The first matching pattern determines
+the category. Names without a match count as element-wise."""
 _COMPILED_PATTERNS = {category: re.compile(pattern, re.IGNORECASE) for category, pattern in _CATEGORY_PATTERNS.items()}
 
 
@@ -77,7 +77,7 @@ class Profile:
 
 
 def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path | None = None) -> Profile:
-    """Profile a few training steps. They train the model, so use a trainer created for this purpose."""
+    """Profile a few training steps. The steps train the model, so use a trainer created for this purpose."""
     load_batch, device = trainer.data.batch, next(trainer.model.parameters()).device
 
     def load_labeled_batch(step_number: int) -> object:
@@ -106,7 +106,7 @@ def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path |
 def time_then_profile_generation(
     work: Callable[[], A], device: torch.device, *, expected: Estimate | None, trace: Path | None = None
 ) -> tuple[A, Profile]:
-    """Run the work twice, once with the profiler, and return its result and profile. Warm it up before."""
+    """Run the work twice, once with the profiler, and return its result and profile. Call it after a warm-up."""
     timer = Timer(device)
     started = time.perf_counter()
     result = work()
@@ -134,7 +134,7 @@ def measure_device_rates(device: torch.device, dtype: Precision) -> DeviceRates:
     a = torch.randn(n, n, device=device).to(torch_dtype)
     x = torch.ones(2**28 if is_gpu else 2**25, device=device)
     y = torch.empty_like(x) if is_gpu else x
-    # CPU workloads mostly read memory, so a CPU is measured with a sum. A GPU is measured with a copy.
+    # CPU workloads mostly read memory, so CPU bandwidth is measured with a sum. GPU bandwidth is measured with a copy.
     stream = (lambda: y.copy_(x)) if is_gpu else x.sum
     bytes_moved = x.nbytes * (2 if is_gpu else 1)
     return DeviceRates(
@@ -148,7 +148,7 @@ def _profile_by_category(
 ) -> Mapping[ProfileCategory, float]:
     """Profile the work and return the seconds per repetition by category.
 
-    CPU times are scaled to the total of `unprofiled_seconds`, because the profiler slows down the CPU.
+    CPU times are scaled to add up to `unprofiled_seconds` because the profiler slows down the CPU.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences start and stop messages on stderr
     is_gpu = device.type == "cuda"
@@ -184,7 +184,7 @@ def _profile_by_category(
 def durations_without_earlier_overlap(ranges: Sequence[Interval]) -> list[float]:
     """Returns the part of each time range that does not overlap with earlier ones.
 
-    A kernel may be started before the previous one has ended and then waits for it.
+    A kernel may start before the previous kernel has ended and then wait for it.
     """
     exclusive, last_end = [0.0] * len(ranges), float("-inf")
     for index in sorted(range(len(ranges)), key=lambda index: ranges[index].start):

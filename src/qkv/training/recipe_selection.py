@@ -30,12 +30,12 @@ TRAINING_EFFICIENCY = 0.35
 """Fraction of the measured matmul throughput that training a small model reaches."""
 
 MIN_EVAL_BATCHES = 8
-"""Minimum number of batches per evaluation, because fewer give a noisy loss."""
+"""Minimum number of batches per evaluation. With fewer batches, the loss would be noisy."""
 SMALL_MODEL_CHECKPOINTS = 12
-"""Checkpoints to keep of a small model, for `qkv inspect --view timeline`: nearly all that
-`with_steps_and_scaled_intervals` saves."""
+"""Number of checkpoints to keep for a small model, which are used by `qkv inspect --view timeline`. These are nearly
+all checkpoints that `with_steps_and_scaled_intervals` saves."""
 MIN_STEPS = 20
-"""Minimum number of steps of a run, however little time there is."""
+"""Minimum number of steps of a run, regardless of the available time."""
 DEFAULT_MINUTES = 5.0
 """Default training time if neither a time nor a number of steps is specified."""
 
@@ -74,8 +74,8 @@ def choose_gpt_recipe_except_steps(
         "n_heads": n_heads,
         "positions": "rotary",
         "norm": "rms",
-        # A gated feed-forward of 8/3·d_model has as many parameters as a plain one of 4·d_model. With it the model has
-        # the architecture of Llama, so that `qkv convert` can export it.
+        # A gated feed-forward layer of width 8/3·d_model has as many parameters as a plain one of width 4·d_model. The
+        # model then has the architecture of Llama, which `qkv convert` can export.
         "d_ff": 32 * round(8 * d_model / 3 / 32),
         "gated": True,
         "activation": "silu",
@@ -99,9 +99,8 @@ def choose_bert_recipe_except_steps(
 ) -> Recipe:
     """Choose a BERT recipe with the published architecture, which other libraries can load.
 
-    See `choose_gpt_recipe_except_steps`.
-    The WordPiece vocabulary is trained by the `tokenizers` library, which breaks ties randomly, so two runs on the same
-    text may have different vocabularies.
+    See `choose_gpt_recipe_except_steps`. The WordPiece vocabulary is trained by the `tokenizers` library, which breaks
+    ties randomly. Two runs on the same text may therefore have different vocabularies.
     """
     n_layers, d_model, n_heads = choose_model_size(
         n_bytes=n_bytes, flops=seconds * flops_per_second * TRAINING_EFFICIENCY
@@ -122,7 +121,10 @@ def choose_bert_recipe_except_steps(
 def _training_config_with_placeholder_steps(
     d_model: int, *, batch_size: int, seq_len: int, warmup_steps: int
 ) -> TrainingConfig:
-    """Training settings by model width. Narrow models tolerate a higher learning rate. The steps are provisional."""
+    """Training settings by model width.
+
+    Narrow models tolerate a higher learning rate. The number of steps is provisional.
+    """
     return TrainingConfig(
         steps=1000,
         batch_size=batch_size,
@@ -154,7 +156,10 @@ def choose_model_size(*, n_bytes: int, flops: float) -> ModelSize:
 
 
 def _choose_tokenizer(n_bytes: int) -> tuple[str, int]:
-    """Choose the tokenizer and its vocabulary size. Rare tokens are not learned from a short text."""
+    """Choose the tokenizer and its vocabulary size.
+
+    Short texts get small vocabularies because rare tokens are not learned.
+    """
     if n_bytes < 200_000:
         return "char", 1024
     return "bpe", 1024 if n_bytes < 3_000_000 else 2048 if n_bytes < 30_000_000 else 4096
@@ -170,7 +175,7 @@ def fit_steps_to_time(recipe: Recipe, *, seconds: float, seconds_per_step: float
 def steps_in_budget(n_affordable: float, *, n_evaluations: int) -> int:
     """Returns how many training steps to plan if `n_affordable` steps would fill the available time.
 
-    10 % of the time is reserved for evaluation and checkpoints. Short runs reserve more, because each evaluation has at
+    10 % of the time is reserved for evaluation and checkpoints. Short runs reserve more because each evaluation has at
     least `MIN_EVAL_BATCHES` batches.
     """
     return math.floor(min(0.9 * n_affordable, 0.95 * n_affordable - n_evaluations * MIN_EVAL_BATCHES / 3))

@@ -59,11 +59,11 @@ class TrainingProgress:
     metrics_bytes: int = 0
     """Size of metrics.jsonl at this step. A resumed run truncates the file to this size."""
     environment: str = ""
-    """torch version, thread count and hardware. Results may differ by rounding in other environments."""
+    """torch version, thread count and hardware. In other environments, results may differ by rounding."""
 
 
 def describe_environment(device: torch.device) -> str:
-    """Describe everything besides settings and data that affects rounding: torch version, threads and hardware."""
+    """Describe what affects rounding in addition to the settings and data: torch version, threads and hardware."""
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
     kind = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
@@ -84,7 +84,7 @@ class RunFolder:
     def create(cls, path: Path) -> "RunFolder":
         """Create a new folder or use an existing empty one. Raises RunError rather than overwrite another run."""
         if path.exists() and not path.is_dir():
-            raise RunError(f"{path}: is a file; expected a new or empty folder")
+            raise RunError(f"{path}: must be a new or empty folder, got a file")
         created_folders = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         with convert_os_errors_to_disk_error(path, 0):
             path.mkdir(parents=True, exist_ok=True)
@@ -92,13 +92,16 @@ class RunFolder:
         if existing:
             verb = "finetune" if "finetune.toml" in existing else "train"
             raise RunError(
-                f"{path}: folder is not empty (contains {existing[0]}); "
-                f"choose another --out, or resume the run: qkv {verb} --resume {path}"
+                f"{path}: must be a new or empty folder, but contains {existing[0]}; choose another --out, or resume "
+                f"the run with: qkv {verb} --resume {path}"
             )
         return cls(path, created_folders=created_folders)
 
     def discard(self) -> None:
-        """Delete the contents of the folder and the folders that `create` created, for a run with invalid input."""
+        """Delete the contents of the folder and the folders that `create` created.
+
+        Called if the input of a run is invalid.
+        """
         for leftover in self.path.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         with suppress(OSError):  # another run may have been created in the parent folder meanwhile
@@ -113,7 +116,7 @@ class RunFolder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(f"{self.path}: another process is training in this folder") from None
+                raise RunError(f"{self.path}: the folder is in use by another training process") from None
             yield
         finally:
             os.close(handle)
@@ -134,7 +137,7 @@ class RunFolder:
         texts: Mapping[str, str],
         write_extra_files: Callable[[Path], None] = lambda _folder: None,
     ) -> None:
-        """Write the checkpoint of this step, unless it exists already.
+        """Write the checkpoint of this step unless it already exists.
 
         `write_extra_files` is called with the temporary folder to write additional files before the checkpoint is
         finalized.
@@ -161,13 +164,13 @@ class RunFolder:
                     self._delete_checkpoint(step)
 
     def _delete_checkpoint(self, step: int) -> None:
-        # Rename before deleting, so that an interrupted deletion never leaves an incomplete checkpoint.
+        # Rename before deleting so that an interrupted deletion never leaves an incomplete checkpoint.
         deleted_folder = self.checkpoints / f"{PARTIAL_PREFIX}old-{step}"
         self.checkpoint_folder(step).rename(deleted_folder)
         shutil.rmtree(deleted_folder)
 
     def latest_valid_checkpoint(self, log: LogFunction) -> tuple[TrainingProgress, Path]:
-        """Returns the latest checkpoint whose hashes are correct, and logs what is wrong with later ones."""
+        """Returns the latest checkpoint whose hashes are correct, and logs the errors of later checkpoints."""
         steps = self.checkpoint_steps()
         for step in reversed(steps):
             folder = self.checkpoint_folder(step)
@@ -177,7 +180,7 @@ class RunFolder:
             except WeightsError as error:
                 is_oldest = step == steps[0]
                 log(f"{error}; {'no earlier checkpoint exists' if is_oldest else 'using the previous checkpoint'}")
-        raise RunError(f"{self.path}: cannot resume, because none of the {len(steps)} checkpoints is valid")
+        raise RunError(f"{self.path}: cannot resume because none of the {len(steps)} checkpoints is valid")
 
     def best_or_latest_checkpoint(self) -> Path:
         """Returns the best checkpoint if it still exists, and the latest valid one otherwise. Hashes are checked."""
@@ -218,7 +221,7 @@ def load_progress(folder: Path, expected_step: int) -> TrainingProgress:
     except (OSError, ValueError, TypeError) as error:
         raise WeightsError(f"{path}: invalid training progress: {error}") from None
     if progress.step != expected_step:
-        raise WeightsError(f"{folder}: contains the checkpoint of step {progress.step}")
+        raise WeightsError(f"{folder}: must contain the checkpoint of step {expected_step}, got step {progress.step}")
     return progress
 
 

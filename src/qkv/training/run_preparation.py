@@ -29,10 +29,10 @@ RECIPE_FILE = "recipe.toml"
 PREPARATION_FILE = "preparation.json"
 DATA_FOLDER = "data"
 MIN_BATCHES = 4
-"""Training data with fewer batches repeats every few steps, so the model memorizes it."""
+"""Training data with fewer batches repeats every few steps, so the model would memorize it."""
 MIN_HELD_OUT_TOKENS = 500
-"""Minimum number of held-out tokens. The loss varies by about 2 nats between tokens, so the standard error of the
-mean over fewer tokens is about 0.1 or more."""
+"""Minimum number of held-out tokens. The loss varies by about 2 nats between tokens. With fewer tokens, the standard
+error of its mean is therefore about 0.1 or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,18 @@ class PreparedRun:
         batch_tokens = self.recipe.training.batch_size * self.recipe.training.seq_len
         warnings = []
         if n_train < MIN_BATCHES * batch_tokens:
-            size = f"{n_train:,} training tokens are less than {MIN_BATCHES} batches of {batch_tokens:,}"
-            warnings.append(f"{size}: the model will memorize them")
+            size = f"{n_train:,} training tokens are fewer than {MIN_BATCHES} batches of {batch_tokens:,} tokens"
+            warnings.append(f"{size}, so the model will memorize the training data")
         if 0 < n_held_out < MIN_HELD_OUT_TOKENS:
             warnings.append(
-                f"{n_held_out:,} held-out tokens are fewer than {MIN_HELD_OUT_TOKENS}: "
-                "the validation loss will be noisy"
+                f"{n_held_out:,} held-out tokens are fewer than {MIN_HELD_OUT_TOKENS}, so the validation loss will be "
+                "noisy"
             )
         return "; ".join(warnings)
 
 
 class PreparationInputs(Config):
-    """Inputs of the preparation besides the recipe, saved until it is finished so that it can be resumed."""
+    """Inputs of the preparation other than the recipe, saved so that an interrupted preparation can be resumed."""
 
     data: str
     """Folder that the data files of the recipe are relative to."""
@@ -79,7 +79,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Create a run folder, train or load the tokenizer and tokenize the data.
 
-    `seconds` is stored for `fit_run_to_time`, so that a resumed preparation knows the time budget. Call
+    `seconds` is the time budget for `fit_run_to_time`, which is saved in case the preparation is interrupted. Call
     `write_fingerprints_and_final_recipe` afterwards. The folder is deleted if the input is invalid.
     """
     resolve_data_files((*recipe.data.train, *recipe.data.validation), data_folder)
@@ -135,7 +135,7 @@ def open_run(folder: Path) -> PreparedRun:
     """Open a prepared run. Raises RunError if the preparation is unfinished or the data has changed."""
     recipe = _load_run_recipe(folder)
     if load_preparation_inputs(folder) is not None:
-        raise RunError(f"{folder}: the preparation was interrupted; resume it: qkv train --resume {folder}")
+        raise RunError(f"{folder}: the data preparation was interrupted; resume it with: qkv train --resume {folder}")
     check_fingerprints(folder)
     return _open_corpus(folder, recipe)
 
@@ -152,7 +152,7 @@ def _open_corpus(folder: Path, recipe: Recipe) -> PreparedRun:
 
 def _load_run_recipe(folder: Path) -> Recipe:
     if not (folder / RECIPE_FILE).is_file():
-        raise RunError(f"{folder}: not a run folder, because it contains no {RECIPE_FILE}")
+        raise RunError(f"{folder}: must be a run folder, but contains no {RECIPE_FILE}")
     return load_recipe(folder / RECIPE_FILE)
 
 
@@ -164,7 +164,10 @@ def build_trainer(
     start: Model | None = None,
     distributed: Distributed = SINGLE_PROCESS,
 ) -> Trainer:
-    """Build the model and its trainer. If `start` is given, training starts from its weights; its config must match."""
+    """Build the model and its trainer.
+
+    If `start` is given, training starts from its weights, and its config must match.
+    """
     training, corpus = distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training), prepared.corpus
     model = build(prepared.config, seed=training.seed)
     if start is not None:
@@ -208,7 +211,7 @@ def _check_config_and_copy_weights(start: Model, model: Model) -> None:
     for field in type(model.config).model_fields:
         expected, actual = getattr(model.config, field), getattr(start.config, field)
         if expected != actual and field not in ("dropout", "init_std"):
-            raise ConfigError(f"the initial model has {field}={actual}, but the recipe has {field}={expected}")
+            raise ConfigError(f"{field} of the initial model must be {expected}, as in the recipe, got {actual}")
     model.load_state_dict(start.state_dict())
 
 

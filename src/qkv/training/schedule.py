@@ -7,7 +7,7 @@ from qkv.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Returns the learning rate of update `step` (starting at 0). It depends on the config and the step only."""
+    """Returns the learning rate of update `step` (starting at 0), which depends only on the config and the step."""
     progress = _decay_fraction_across_replans(config, step)
     is_warmed_up = step >= config.warmup_steps
     peak = config.learning_rate if is_warmed_up else config.learning_rate * (step + 1) / config.warmup_steps

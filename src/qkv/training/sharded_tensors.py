@@ -69,7 +69,7 @@ def save_sharded_safetensors(tensors: Mapping[str, Tensor], folder: Path) -> Non
 def load_sharded(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Load tensors written by `save_sharded_safetensors` and shard them like the model parameters `like`.
 
-    The number of ranks may differ from when they were saved. Tensor names have the form `kind/parameter` or
+    The number of ranks may have changed since the tensors were saved. Tensor names have the form `kind/parameter` or
     `kind/parameter/state`, and each tensor has the shape of its parameter.
     """
     from torch.distributed import is_initialized
@@ -82,9 +82,13 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameter, size = like.get(name.split("/")[1]), tuple(stored.size)
         if parameter is None or parameter.shape != size:
             expected = (
-                "does not exist in the model" if parameter is None else f"is {tuple(parameter.shape)} in the model"
+                "does not exist in the model"
+                if parameter is None
+                else f"has shape {tuple(parameter.shape)} in the model"
             )
-            raise RunError(f"{folder}: {name} has shape {size}, but {expected}; was the recipe changed?")
+            raise RunError(
+                f"{folder}: {name} has shape {size} in the checkpoint, but {expected}; was the recipe changed?"
+            )
         tensors[name] = torch.empty_like(parameter, requires_grad=False)
     with warnings.catch_warnings():
         warnings.filterwarnings(

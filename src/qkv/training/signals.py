@@ -63,6 +63,6 @@ def _temporary_stop_signal_handler(handler: Callable[[int, FrameType | None], No
 
 
 def _restore_default_handlers() -> None:
-    # The default handler of the operating system works even while Python waits in a long native call.
+    # The default handler of the operating system works even during a long native call.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

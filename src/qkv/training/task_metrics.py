@@ -25,7 +25,7 @@ def compute_task_metrics(
     match problem:
         case ProblemType.SINGLE_LABEL:
             matrix = confusion_matrix(predictions, targets, n_classes=n_classes)
-            # By convention, the binary F1 is that of the second class: `positive` of (negative, positive).
+            # By convention, the binary F1 is the score of the second class: `positive` of (negative, positive).
             binary_f1 = {"f1": float(f1_per_class(matrix)[1])} if n_classes == 2 else {}
             return {
                 "accuracy": accuracy(matrix),

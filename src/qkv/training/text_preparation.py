@@ -13,7 +13,8 @@ from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
 from qkv.training.family import ProgressBars
 
 TOKENIZER_CHARACTERS = 100_000_000
-"""Maximum number of characters to train a tokenizer on. More text takes longer without improving it."""
+"""Maximum number of characters to train a tokenizer on. More text slows down training but does not improve the
+tokenizer."""
 
 
 def resolve_data_files(patterns: tuple[str, ...], data_folder: Path) -> list[Path]:
@@ -23,7 +24,7 @@ def resolve_data_files(patterns: tuple[str, ...], data_folder: Path) -> list[Pat
         path = data_folder / pattern
         matches = sorted(path.parent.glob(path.name)) if "*" in pattern else [path]
         if not matches:
-            raise InputError(f"{path}: no matching file")
+            raise InputError(f"{path}: no file matches this path")
         files += matches
     parse_text_sources(files)
     return files
@@ -38,7 +39,7 @@ def prepare_text_stores(
     write_store: Callable[[list[Path], Path, Tokenizer, ProgressCallback], object],
     progress: ProgressBars,
 ) -> None:
-    """Prepare the tokenizer and the stores for training and validation. Results of an interrupted call are reused."""
+    """Prepare the tokenizer and the stores for training and validation. Reuses the results of an interrupted call."""
     files = resolve_data_files(recipe.data.train, data_folder)
     if (folder / "train" / "tokenizer.json").is_file():
         tokenizer = load_tokenizer(folder / "train")
@@ -60,7 +61,9 @@ def load_or_train_tokenizer(
         tokenizer = load_tokenizer(relative_to / settings.path)
         n_ids = tokenizer.vocab_size
         if n_ids != settings.vocab_size:
-            raise ConfigError(f"tokenizer.vocab_size={settings.vocab_size}, but {settings.path} has {n_ids}")
+            raise ConfigError(
+                f"tokenizer.vocab_size must be {n_ids}, the size of {settings.path}, got {settings.vocab_size}"
+            )
         return tokenizer
     texts = read_text_chunks(files, max_total_characters=TOKENIZER_CHARACTERS, progress=progress)
     return train_tokenizer(
@@ -91,7 +94,7 @@ def open_token_splits(recipe: Recipe, stores: Path) -> tuple[TokenStore, TokenSo
     boundary = round(store.n_tokens * (1 - recipe.data.validation_fraction))
     if not 0 < boundary < store.n_tokens:
         raise InputError(
-            f"{', '.join(recipe.data.train)}: {store.n_tokens} tokens are too few to hold out "
+            f"{', '.join(recipe.data.train)}: {store.n_tokens} tokens are not enough to hold out "
             f"{recipe.data.validation_fraction:.0%} for validation"
         )
     return store, store.slice(0, boundary), store.slice(boundary, store.n_tokens)

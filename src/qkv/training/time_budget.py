@@ -9,16 +9,16 @@ from qkv.training.recipe_selection import MIN_STEPS, steps_in_budget
 from qkv.training.run_folder import TrainingProgress
 
 REPLANS_PER_RUN = 10
-"""How often the number of steps is recalculated in a run with constant throughput."""
+"""Number of times that the number of steps is recalculated in a run with constant throughput."""
 REPLAN_TOLERANCE = 0.1
-"""The number of steps is only changed if it differs by more than this fraction."""
+"""The number of steps is changed only if the difference is larger than this fraction."""
 
 
 class TimeBudgetReplanner:
     """Adjusts the number of steps so that the run takes `seconds` from now.
 
     A new number of steps takes effect at a checkpoint, and `on_replan` must save the new config before the next step.
-    The saved recipe therefore describes what was trained, and a resumed run computes the same numbers.
+    The saved recipe therefore always matches the training, and a resumed run gives the same results.
     """
 
     def __init__(

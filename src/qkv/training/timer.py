@@ -1,6 +1,7 @@
 """Timing of work on a device.
 
-Each measurement reports a low quantile or the minimum of several runs, because other processes can only slow work down.
+Each measurement returns a low quantile or the minimum of several runs because other processes can only make them
+slower.
 """
 
 import ctypes
@@ -23,8 +24,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc
 def retain_freed_memory() -> bool:
     """Make glibc retain freed memory of allocations up to 1 GiB. Returns False if the C library does not support it.
 
-    By default, glibc may return allocations of 32 MiB and more to the system, depending on the history of the process.
-    The next allocation then takes a page fault per 4 KiB, which doubles the time of eager attention at 2048 positions.
+    By default, glibc may return allocations of 32 MiB or more to the system, depending on previous allocations. The
+    next allocation then causes a page fault per 4 KiB, which doubles the time of eager attention at 2048 positions.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -40,7 +41,7 @@ class Timer:
         self.device = device
         self.is_gpu = device.type == "cuda"
         self.seconds_per_measurement = seconds_per_measurement
-        # With a single thread, process time excludes the time in which other processes use the core.
+        # With a single thread, the process time excludes the time during which other processes use the core.
         self.now = time.process_time if not self.is_gpu and torch.get_num_threads() == 1 else time.perf_counter
 
     def synchronize(self) -> None:
@@ -83,7 +84,7 @@ class Timer:
     def _warm_up(self, work: WorkFunction) -> None:
         """Run at least three calls and 20 ms, because the first calls load and select kernels.
 
-        The warm-up ends after a third of a second for very long work.
+        For very long work, the warm-up ends after a third of a second.
         """
         started, calls = self.now(), 0
         while (
@@ -148,8 +149,8 @@ def _n_preemptions() -> int:
 def _capture_repeated(work: WorkFunction, n: int) -> tuple["torch.cuda.CUDAGraph", int] | None:
     """Capture n calls of the work in a CUDA graph. Returns None if it cannot be captured.
 
-    The capture is started and ended explicitly, because the context manager of torch empties the allocator cache each
-    time, which would take longer than everything else.
+    The capture is started and ended explicitly. The context manager of torch would empty the allocator cache each time,
+    which takes longer than everything else.
     """
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -34,7 +34,7 @@ _TEXT_BYTES = 4096  # maximum path length on Linux
 
 
 def is_peer_failure(error: RuntimeError) -> bool:
-    """Returns True if the error means that another process disconnected, not that this process failed."""
+    """Returns True if the error means that another process disconnected, rather than that this process failed."""
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in ("gloo", "nccl"))
 
 
@@ -45,8 +45,8 @@ def select_local_device(device: torch.device) -> torch.device:
         return device
     if local_rank >= n_gpus:
         raise ConfigError(
-            f"local rank {local_rank} has no GPU: this machine has {n_gpus}; "
-            f"start torchrun with --nproc-per-node {n_gpus}"
+            f"local rank {local_rank} has no GPU because this machine has only {n_gpus}; start torchrun with "
+            f"--nproc-per-node {n_gpus}"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
@@ -59,7 +59,7 @@ class _TorchrunBase(Distributed):
     """
 
     def __init__(self, device: torch.device, on_peer_lost: Callable[[str], None]) -> None:
-        """`on_peer_lost` is called from another thread when another process is gone, and must end this process.
+        """`on_peer_lost` is called from another thread when a peer process is lost, and must end this process.
 
         Its argument is the reason if this process should report it, and an empty string otherwise.
         """
@@ -71,8 +71,8 @@ class _TorchrunBase(Distributed):
             backend, store=dist.PrefixStore(prefix, store), rank=self.rank, world_size=self.world_size
         )
         self._device = device
-        # Ranks may wait for a long time while rank 0 prepares data, so this group has a very long timeout. The
-        # heartbeat detects processes that died.
+        # Ranks may wait for a long time while rank 0 prepares data, so this group has a very long timeout. Processes
+        # that have died are detected by the heartbeat.
         control_group = dist.new_group(backend="gloo", timeout=timedelta(days=7))
         assert isinstance(
             control_group, dist.ProcessGroup
@@ -111,7 +111,7 @@ class _TorchrunBase(Distributed):
         dist.barrier(group=self._control_group)
 
     def claim_error_report(self) -> bool:
-        """Returns True on exactly one rank: the first that asks reports the error for all ranks."""
+        """Returns True only on the first rank that calls this method, which reports the error for all ranks."""
         return self._heartbeat.claim_error_report()
 
     def delay_rank0_exit_after_error(self) -> None:
@@ -181,7 +181,7 @@ class FSDP(_TorchrunBase):
     def _check_supported(self, training: TrainingConfig) -> None:
         for setting, is_enabled in (("compile", training.compile), ("lora_rank", training.lora_rank is not None)):
             if is_enabled:
-                raise ConfigError(f"--sharding fsdp cannot be used with {setting}; --sharding ddp can")
+                raise ConfigError(f"--sharding fsdp cannot be combined with {setting}; use --sharding ddp")
 
     def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:
         from torch.distributed.device_mesh import init_device_mesh

@@ -40,8 +40,8 @@ MetricsCallback = Callable[[Mapping[str, Any]], None]
 class Trainer:
     """Trains one model in one run folder.
 
-    Batches, dropout and learning rate are pure functions of the config, the data and the step, so that a resumed run
-    computes the same numbers as an uninterrupted one.
+    Batches, dropout and the learning rate depend only on the config, the data and the step, so a resumed run gives the
+    same results as an uninterrupted one.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Trainer:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = self._parameters[0].device
         if self._device.type == "cpu":
-            retain_freed_memory()  # makes a step of GPT-2 124M about 12 % faster without changing its results
+            retain_freed_memory()  # makes a step of GPT-2 124M about 12 % faster without changing the results
         self.progress = TrainingProgress(
             environment=describe_environment(self._device) + distributed.environment_suffix
         )
@@ -83,12 +83,12 @@ class Trainer:
         )
         self.optimizers = build_optimizers(model, config, capturable=self._graph_step is not None)
         self.ema = None if config.ema_decay is None else EMA(model, config.ema_decay)
-        # Reading metrics one step late requires skipping updates on the device after a non-finite loss. torch's AdamW
-        # does not support that for sharded tensors.
+        # If metrics are read one step late, the device must skip updates after a non-finite loss. The AdamW of torch
+        # does not support skipping for sharded tensors.
         self._async_metrics = self._device.type == "cuda" and not any(is_sharded(p) for p in self._parameters)
         self._found_nonfinite = torch.zeros((), device=self._device)
-        """Set to 1 at the first non-finite loss. The device skips all later updates, even though the host only notices
-        one step later."""
+        """Set to 1 at the first non-finite loss. The device then skips all later updates, although the host reads the
+        loss only one step later."""
         self._pending: tuple[PendingMetrics, float, TrainingProgress] | None = None
 
     def train(self, time_budget: TimeBudgetReplanner | None = None) -> StopRequest:
@@ -112,7 +112,8 @@ class Trainer:
                 if time_budget is not None and new_config is not None:
                     time_budget.on_replan(new_config)
                     self.config = new_config
-                # A signal may have arrived after `force` was evaluated. The run ends at this step only if it was saved.
+                # A signal may have arrived after `force` was evaluated. The run ends at this step only if the step was
+                # saved.
                 is_saved = self._saved_step == self.progress.step
                 if is_saved and (self._is_done or self.distributed.synchronize_stop_request(stop) is not None):
                     return stop
@@ -130,8 +131,8 @@ class Trainer:
             environment = self.progress.environment
             if progress.environment != environment:
                 log(
-                    f"the run was trained with {progress.environment}, but this is {environment}: "
-                    "results may differ by rounding"
+                    f"the run was trained with {progress.environment}, but continues with {environment}; results may "
+                    "differ by rounding"
                 )
             self.progress, self._saved_step = progress, progress.step
         if self.distributed.is_main_process:
@@ -193,13 +194,13 @@ class Trainer:
     def _train_on(self, batch: TrainingBatch, step: int, rate: float) -> PendingMetrics:
         """Compute the gradients of a batch and apply the update, eagerly or by replaying a CUDA graph."""
         if batch.n_targets == 0:
-            raise self._training_error("the batch has no targets")
+            raise self._training_error("a batch must have at least 1 target, got 0")
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, rate)
         if self._graph_step is None:
             pending = self._compute_gradients(batch, step)
             if not self._async_metrics:
-                # Check before the update, so that the weights stay as they were if the loss is not finite.
+                # Check before the update so that the weights do not change if the loss is not finite.
                 self._read_metrics_or_raise_nonfinite(pending)
             self._clip_step_and_zero_grad(pending.output)
         else:
@@ -257,7 +258,7 @@ class Trainer:
             yield output, counts
 
     def _set_seed(self, step: int, *, micro_batch: int = 0) -> None:
-        """Seed dropout from (seed, step, micro-batch), so that checkpoints do not need to store the random state."""
+        """Seed dropout from (seed, step, micro-batch) so that checkpoints do not need to store the random state."""
         torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + micro_batch)
 
     @contextmanager
@@ -272,9 +273,9 @@ class Trainer:
     ) -> float:
         """Returns the median time of a training step on the first `n_batches` batches.
 
-        This trains the model, so use a trainer created for this purpose. Each batch runs twice and only the second run
-        is timed, because the first one also compiles, allocates memory and selects GPU kernels for its shape. The
-        median is robust against short interruptions by other processes.
+        The steps train the model, so use a trainer created for this purpose. Each batch runs twice. Only the second run
+        is timed because the first run also compiles, allocates memory and selects GPU kernels for the shape of the
+        batch. The median is robust against short interruptions by other processes.
         """
         self.model.train()
         seconds = []
@@ -304,8 +305,8 @@ class Trainer:
             return
         self.flush_metrics()
         patience = self.config.patience
-        # A stop signal may interrupt an evaluation, because the resumed run repeats it. An evaluation that can end the
-        # run is always finished.
+        # A stop signal may interrupt an evaluation because the resumed run repeats the evaluation. An evaluation that
+        # can end the run is always finished.
         may_end_run = self._is_done or (patience is not None and progress.n_evals_since_best + 1 >= patience)
         try:
             with nullcontext() if self.ema is None else self.ema.apply_to_model():
@@ -353,7 +354,7 @@ class Trainer:
         return TrainingState(self.model, self.optimizers, ema=self.ema, is_lora=self.config.lora_rank is not None)
 
     def _check_weights_finite(self) -> None:
-        """Raise TrainingError if a weight is not finite, so that no checkpoint ever contains such weights."""
+        """Raise TrainingError if a weight is not finite, so that such weights are never saved."""
         if (culprit := describe_nonfinite_weight(self.model)) is not None:
             raise self._training_error(f"{culprit} is not finite", consequence="nothing was saved")
 

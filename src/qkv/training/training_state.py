@@ -53,7 +53,7 @@ class TrainingState:
             )
         except WeightsError as error:
             raise RunError(
-                f"{folder}: the checkpoint does not fit the model; was the recipe changed? {error}"
+                f"{folder}: the checkpoint does not match the model; was the recipe changed? {error}"
             ) from None
         if self.ema is not None:
             for name, average in self.ema.weights.items():

@@ -44,7 +44,7 @@ class TranslationFamily:
         if settings.n_eval_translations and (recipe.data.validation or recipe.data.validation_fraction):
             score_translations(
                 ["now"], ["now"], n_bootstrap_samples=0
-            )  # fails now, not at the first evaluation, if sacrebleu is missing
+            )  # raises now, not at the first evaluation, if sacrebleu is missing
         if not (folder / "train" / PAIRS_FILE).exists():
             write_clean_train_and_validation_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
         tokenizers = load_or_train_pair_tokenizers(
@@ -78,7 +78,7 @@ class PairsCorpus:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the target side, which is also that of the source side if the vocabulary is joint."""
+        """Tokenizer of the target side. If the vocabulary is joint, the source side uses the same tokenizer."""
         return self.train.tokenizers[1]
 
     @property
@@ -87,7 +87,7 @@ class PairsCorpus:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         held_out = 0 if self.validation is None else len(self.validation)
         excluded = f" (excluded: {reasons})" if reasons else ""
-        return f"{len(self.train):,} pairs to train on{excluded}, {held_out:,} held out"
+        return f"{len(self.train):,} training pairs{excluded}, {held_out:,} held-out pairs"
 
     @property
     def n_tokens(self) -> tuple[int, int]:
@@ -139,7 +139,7 @@ class PairsCorpus:
     def _translate_greedily(self, model: Seq2Seq | RNNSeq2Seq, sources: list[str]) -> list[str]:
         source_tokenizer, target_tokenizer = self.train.tokenizers
         encoded = source_tokenizer.encode_batch(sources)
-        # Batch sentences of similar length, so that short ones do not wait for long ones.
+        # Batch sentences of similar length so that short sentences do not wait for long ones.
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         translations = [""] * len(encoded)
         for start in range(0, len(order), _TRANSLATION_BATCH_SIZE):
@@ -169,12 +169,10 @@ class PairsCorpus:
 def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objective:
     """Returns the objective that predicts the next target token from the source and the preceding target tokens.
 
-    Label smoothing applies in training only. The validation loss is the plain negative log-likelihood.
+    Label smoothing applies only in training. The validation loss is the plain negative log-likelihood.
     """
     if isinstance(model, RNNSeq2Seq) and (config.compile or config.loss_chunk_size is not None):
-        raise ConfigError(
-            "compile and loss_chunk_size are not supported for family='rnn', whose recurrence is a single library call"
-        )
+        raise ConfigError("compile and loss_chunk_size are not supported for family='rnn'")
     device, settings = next(model.parameters()).device, model.config
     has_image_source = isinstance(settings, Seq2SeqConfig) and settings.d_patch is not None
     autocast = autocast_factory(config.precision, device)
@@ -218,8 +216,8 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
 def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> None:
     """Compile the blocks of the model in place.
 
-    All blocks of a kind share the compiled code, and dynamic shapes cover all batches, so compilation takes seconds.
-    Compiling the full model at once would take minutes.
+    All blocks of a kind share the compiled code, and dynamic shapes cover all batches. Compilation therefore takes
+    seconds, whereas compiling the full model at once would take minutes.
     """
     for block in model.modules():
         if isinstance(block, Block):
@@ -241,6 +239,6 @@ def _loss_sums_and_token_counts(logits: Tensor, targets: Tensor, smoothing: floa
 def force_eager() -> AbstractContextManager[object]:
     """Context manager in which compiled code runs eagerly.
 
-    Evaluation and generation have other shapes, a cache and no gradients, and would trigger recompilation.
+    Evaluation and generation use different shapes, a cache and no gradients, which would trigger recompilation.
     """
     return torch.compiler.set_stance("force_eager")

@@ -16,7 +16,7 @@ TRANSLATION_SIZES = (
 )
 """Model sizes (encoder layers, decoder layers, d_model, n_heads), from small to large.
 
-There are more encoder than decoder layers, because the encoder runs once per sentence and the decoder once per token.
+There are more encoder than decoder layers because the encoder runs once per sentence and the decoder once per token.
 """
 
 

@@ -1,4 +1,4 @@
-"""Folders that are written atomically, with a manifest that detects every changed byte.
+"""Folders that are written atomically, with a manifest of hashes that reveals any changed byte.
 
 Files are written to a temporary folder, hashed and synced. The folder is renamed to its final name at the end.
 """
@@ -25,7 +25,10 @@ from qkv.text.rust_errors import parse_encodable_json
 
 MANIFEST = "manifest.json"
 PYTORCH_METADATA = MappingProxyType({"format": "pt"})
-"""Metadata of safetensors files. Some readers reject files without the framework of the tensors."""
+"""Metadata of safetensors files.
+
+Some readers reject files whose metadata does not name the framework of the tensors.
+"""
 DISK_BLOCK = 4096
 PARTIAL_PREFIX = ".partial-"
 """Prefix of temporary folders. Folders left over from an interrupted write may be deleted."""
@@ -42,12 +45,12 @@ def write_folder_atomically_with_manifest(
     """Write safetensors and text files, both given by file name, to a new folder.
 
     The name of a text file may contain one parent folder (`1_Pooling/config.json`). `metadata` is stored in the header
-    of every safetensors file and should have a single entry, because the order of several is not deterministic.
-    `write_extra_files` is called with the temporary folder to write further files.
+    of every safetensors file. It should have a single entry because the order of multiple entries is not deterministic.
+    `write_extra_files` is called with the temporary folder and may write additional files.
     """
     sizes = [sum(t.numel() * t.element_size() for t in file.values()) for file in tensors.values()]
     sizes += [len(text.encode()) for text in text_files.values()]
-    # Files occupy full blocks. Count one more block for each header or manifest entry.
+    # Files occupy whole blocks. Add one block for each header or manifest entry.
     n_bytes = sum((size // DISK_BLOCK + 2) * DISK_BLOCK for size in sizes)
     with create_folder_atomically(target, n_bytes) as temporary:
         for parent in {(temporary / name).parent for name in text_files} - {temporary}:
@@ -85,26 +88,28 @@ def check_files_against_manifest(folder: Path) -> None:
     existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}
     parents = {str(Path(name).parent) for name in manifest}
     for name in sorted(existing - set(manifest) - parents):
-        raise WeightsError(f"{folder / name}: not in the manifest, which lists {len(manifest)} files")
+        raise WeightsError(f"{folder / name}: the file is not in the manifest, which lists {len(manifest)} files")
     for name, expected in manifest.items():
         path = folder / name
         if name not in existing:
-            raise WeightsError(f"{path}: is listed in the manifest, but missing")
+            raise WeightsError(f"{path}: the file is listed in the manifest but missing")
         try:
             n_bytes, file_hash = path.stat().st_size, hash_file(path)
         except OSError as error:
             raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
         if n_bytes != expected["bytes"]:
-            raise WeightsError(f"{path}: has {n_bytes} bytes, but the manifest states {expected['bytes']}")
+            raise WeightsError(
+                f"{path}: expected {expected['bytes']} bytes according to the manifest, got {n_bytes} bytes"
+            )
         if file_hash != expected["blake2b"]:
-            raise WeightsError(f"{path}: was changed after it was written (hash mismatch)")
+            raise WeightsError(f"{path}: hash mismatch; the file was modified after it was written")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that contains an object."""
     settings = read_json(path)
     if not isinstance(settings, dict):
-        raise WeightsError(f"{path}: must contain a JSON object, got {type(settings).__name__}")
+        raise WeightsError(f"{path}: expected a JSON object, got {type(settings).__name__}")
     return settings
 
 
@@ -115,7 +120,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value, checked by t
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: not valid JSON: {error}") from None
+        raise WeightsError(f"{path}: invalid JSON: {error}") from None
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -184,8 +189,8 @@ def _read_and_verify_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WeightsError(f"{path}: not a valid manifest") from None
     if hashlib.blake2b(json.dumps(entries, indent=1).encode(), digest_size=16).hexdigest() != body_hash:
-        raise WeightsError(f"{path}: was changed after it was written (hash mismatch)")
+        raise WeightsError(f"{path}: hash mismatch; the file was modified after it was written")
     # Also detect changes that do not affect the parsed content, such as whitespace.
     if json.dumps({"files": entries, "blake2b": body_hash}, indent=1).encode() != path.read_bytes():
-        raise WeightsError(f"{path}: was changed after it was written (formatting differs)")
+        raise WeightsError(f"{path}: formatting mismatch; the file was modified after it was written")
     return entries

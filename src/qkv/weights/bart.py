@@ -17,7 +17,7 @@ BART_SETTINGS = {
     "dropout": "dropout",
     "init_std": "init_std",
 }
-# Unused settings of older conversions. num_hidden_layers is a copy of encoder_layers.
+# Unused settings of older conversions. num_hidden_layers duplicates encoder_layers.
 BART_IGNORED_KEYS = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step", "num_hidden_layers"})
 LOGIT_BIAS = "final_logits_bias"
 """Files that contain only the backbone omit this bias, which is zero."""

@@ -46,7 +46,7 @@ def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Storage
         raise InputError(f"--to ct2 only supports encoder–decoder Transformers, got {model.config.family}")
     if tokenizer is None:
         raise InputError(
-            "--to ct2 requires a tokenizer, because CTranslate2 models read and write tokens, but the model has none"
+            "--to ct2 requires a model with a tokenizer because CTranslate2 models read and write tokens instead of ids"
         )
     _check_ct2_support(model.config)
     spec = build_ct2_spec(model, bundle.generation_config.suppressed_ids)
@@ -166,7 +166,8 @@ def _fill_attention_and_norm(
     _fill_norm(spec.layer_norm, norm)
     spec.queries_scale = attention.scale
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    # Self-attention has a single matrix, cross-attention one for the queries and one for keys and values.
+    # Self-attention has a single matrix. Cross-attention has one matrix for the queries and one for the keys and
+    # values.
     groups = [projections] if len(spec.linear) == 2 else [projections[:1], projections[1:]]
     for linear_spec, linears in zip(spec.linear, groups, strict=False):
         _fill_concatenated_linears(linear_spec, *linears)
@@ -215,5 +216,5 @@ def _import_ctranslate2() -> Any:  # noqa: ANN401 - the package has no types
     try:
         import ctranslate2
     except ImportError:
-        raise MissingExtraError("--to ct2 requires ctranslate2: pip install 'qkv[formats]'") from None
+        raise MissingExtraError("--to ct2 requires ctranslate2; install it with: pip install 'qkv[formats]'") from None
     return ctranslate2

@@ -18,7 +18,7 @@ _PROBLEM_TYPES = {
 
 
 class EncoderHead(StrEnum):
-    """Heads on top of an encoder. The values are used in messages."""
+    """Heads on top of an encoder. The enum values are used in messages."""
 
     POOLER = "pooler"
     MASKED_LM = "masked-LM head"
@@ -35,9 +35,9 @@ def detect_heads_and_add_remarks(
 ) -> set[EncoderHead]:
     """Determine the heads of a published model, from its tensors if they are known and from its config otherwise.
 
-    A file often contains other heads than its config states. Heads that only the config states are reported as remarks.
-    `architectures` lists the heads of each class of `transformers`, starting with the bare backbone. `marker_tensors`
-    names a tensor that every file with this head contains.
+    The heads in a file often differ from the heads in its config. Heads that appear only in the config are reported as
+    remarks. `architectures` lists the heads of each class of `transformers`, starting with the bare backbone.
+    `marker_tensors` maps each head to a tensor that every file with this head contains.
     """
     match published.pop("architectures", []):
         case []:
@@ -45,15 +45,17 @@ def detect_heads_and_add_remarks(
         case [str(architecture), *_] if architecture in architectures:
             pass
         case others:
-            raise ConfigError(f"architectures={others!r} is not supported: must be one of {', '.join(architectures)}")
+            raise ConfigError(
+                f"architectures={others!r} is not supported; supported values: {', '.join(architectures)}"
+            )
     stated = architectures[architecture]
     if not published.tensor_names:
         return set(stated)
     names = {name.removeprefix(prefix) for name in published.tensor_names}
     heads = {head for head, name in marker_tensors.items() if name in names}
     published.remarks += [
-        f"the config states {architecture}, but the weights contain no {head} ({marker_tensors[head]}), "
-        "so the model has none"
+        f"the config specifies {architecture}, but the weights do not contain a {head} ({marker_tensors[head]}), "
+        f"so the loaded model has no {head}"
         for head in stated
         if head not in heads
     ]
@@ -72,7 +74,9 @@ def pop_encoder_head_settings(heads: set[EncoderHead], published: PublishedConfi
     names = _parse_id2label(published.pop_dict("id2label"))
     problem_type = published.pop("problem_type")
     if problem_type is not None and problem_type not in _PROBLEM_TYPES:
-        raise ConfigError(f"problem_type={problem_type!r} is not supported: must be one of {', '.join(_PROBLEM_TYPES)}")
+        raise ConfigError(
+            f"problem_type={problem_type!r} is not supported; supported values: {', '.join(_PROBLEM_TYPES)}"
+        )
     return {
         **settings,
         "n_classes": len(names) or published.pop("num_labels", 2),
@@ -85,7 +89,9 @@ def _parse_id2label(id2label: dict[Any, Any]) -> tuple[str, ...]:
     by_id = {str(class_id): str(name) for class_id, name in id2label.items()}
     expected = [str(i) for i in range(len(id2label))]
     if set(by_id) != set(expected):
-        raise ConfigError(f"the keys of id2label must be 0 to {len(id2label) - 1}, got {', '.join(by_id)}")
+        raise ConfigError(
+            f"the keys of id2label must be the integers from 0 to {len(id2label) - 1}, got {', '.join(by_id)}"
+        )
     return tuple(by_id[class_id] for class_id in expected)
 
 
@@ -115,7 +121,7 @@ def drop_absent_head_mappings(config: BERTConfig, mappings: list[NameMapping]) -
 def masked_lm_unembedding_mappings(config: BERTConfig, *, bias: str, matrix: str) -> list[NameMapping]:
     """Map the unembedding of the masked-LM head, whose bias has two published names.
 
-    The first name is the one that is written. A tied matrix is not written, so its bias is written separately.
+    The first name is used for writing. A tied matrix is not written, so the bias is written separately.
     """
     mappings = [
         NameMapping(bias, ("masked_lm.unembedding.bias",)),

@@ -79,11 +79,11 @@ SEPARATE_SETTINGS = frozenset({"sentence_embedding"})
 
 
 def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> ModelConfig:
-    """Convert a published `config.json` to our config. Unsupported settings raise an error and are never ignored.
+    """Convert a published `config.json` to our config. Unsupported settings are never ignored but raise an error.
 
-    `tensor_names` are the names in the weights file, if it is available. They resolve what the settings leave open:
-    which heads a BERT has, whether a T5 has tied embeddings and whether a BART has a logit bias. If there are several
-    dropout rates, that of the residual stream is used.
+    `tensor_names` are the names in the weights file, if it is available. The names determine what the settings do not
+    specify: which heads a BERT has, whether a T5 has tied embeddings and whether a BART has a logit bias. If there are
+    several dropout rates, the rate of the residual stream is used.
     """
     return config_from_published_with_remarks(settings, tensor_names)[0]
 
@@ -96,7 +96,7 @@ def config_from_published_with_remarks(
     if not isinstance(model_type, str) or model_type not in PUBLISHED_FAMILIES:
         hint = did_you_mean_suffix(str(model_type), list(PUBLISHED_FAMILIES))
         raise ConfigError(
-            f"model_type={model_type!r} is not supported: must be one of {', '.join(PUBLISHED_FAMILIES)}{hint}"
+            f"model_type={model_type!r} is not supported{hint}; supported types: {', '.join(PUBLISHED_FAMILIES)}"
         )
     family = PUBLISHED_FAMILIES[model_type]
     published = PublishedConfig(settings, tensor_names=frozenset(tensor_names))
@@ -109,7 +109,10 @@ def config_from_published_with_remarks(
 
 
 def to_lossless_published_config(config: ModelConfig) -> dict[str, Any]:
-    """Convert our config to a published `config.json`. Raises an error if it cannot express all settings."""
+    """Convert our config to a published `config.json`.
+
+    Raises an error if the published format cannot represent all settings.
+    """
     model_type = _published_model_type(config)
     family = PUBLISHED_FAMILIES[model_type]
     settings = {"model_type": model_type, **family.write_config(config)}
@@ -121,7 +124,7 @@ def to_lossless_published_config(config: ModelConfig) -> dict[str, Any]:
         if name not in SEPARATE_SETTINGS and getattr(config, name) != getattr(restored, name)
     ]
     if lost:
-        raise ConfigError(f"the {model_type} format of Hugging Face does not support {', '.join(lost)}")
+        raise ConfigError(f"Hugging Face's {model_type} format does not support {', '.join(lost)}")
     return settings
 
 

@@ -22,7 +22,7 @@ class GenerationConfig:
     suppressed_ids: frozenset[int] = frozenset()
     """Tokens that are never generated, such as the padding token of Marian."""
     task_prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Text that T5 requires before a source, by task (`translate English to German: `)."""
+    """Text that T5 requires before each source text, by task (`translate English to German: `)."""
     max_joined: int | None = None
     """Sentences of a text are translated jointly up to this many tokens. `None` means up to the context length."""
 
@@ -70,9 +70,11 @@ def _parse_bad_words_ids(folder: Path, bad_words_ids: object) -> frozenset[int]:
         return frozenset()
     suppressed: set[int] = set()
     for word in bad_words_ids if isinstance(bad_words_ids, list) else [bad_words_ids]:
-        # Suppressing a sequence of several tokens would require a different search.
+        # Suppressing a sequence of several tokens would require a different search algorithm.
         if not isinstance(word, list) or len(word) != 1 or not isinstance(word[0], int):
-            raise WeightsError(f"{folder}: bad_words_ids must contain lists of a single token id, got {word!r}")
+            raise WeightsError(
+                f"{folder}: each entry of bad_words_ids must be a list with a single token id, got {word!r}"
+            )
         suppressed.add(word[0])
     return frozenset(suppressed)
 

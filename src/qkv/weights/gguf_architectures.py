@@ -62,7 +62,7 @@ def _read_gguf_llama_config(settings: Mapping[str, Any], tensors: frozenset[str]
     d_head = settings.get("attention.key_length", sizes["d_model"] // max(1, sizes["n_heads"]))
     n_rotated = settings.get("rope.dimension_count", d_head)
     if n_rotated != d_head:
-        raise ConfigError(f"rope.dimension_count must equal the head size {d_head}, got {n_rotated}")
+        raise ConfigError(f"rope.dimension_count must equal d_head={d_head}, got {n_rotated}")
     if "rope_freqs.weight" in tensors:
         raise ConfigError("rope_freqs.weight: individually scaled rotary frequencies are not supported")
     return GPTConfig(
@@ -89,7 +89,7 @@ def _read_linear_rope_scaling(settings: Mapping[str, Any]) -> RopeScaling | None
         case "linear":
             return RopeScaling(factor=_shortest_decimal(settings["rope.scaling.factor"]))
         case other:
-            raise ConfigError(f"rope.scaling.type={other!r} is not supported: must be linear")
+            raise ConfigError(f"rope.scaling.type={other!r} is not supported; the only supported value is 'linear'")
 
 
 def _gguf_llama_settings(config: GPTConfig) -> dict[str, Any]:

@@ -42,10 +42,10 @@ def read_gguf(file: Path) -> ModelBundle:
 def write_gguf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F16) -> None:
     """Save a model to a new GGUF file.
 
-    Vectors are stored as float32. With q8_0, matrices whose rows are not a multiple of 32 are stored as float16.
+    Vectors are stored as float32. With q8_0, matrices whose row length is not a multiple of 32 are stored as float16.
     """
     if target.exists():
-        raise InputError(f"{target}: already exists; choose a new file")
+        raise InputError(f"{target}: already exists; use a new file")
     gguf = _import_gguf(target)
     config = bundle.model.config
     name = find_lossless_gguf_architecture(config)
@@ -72,7 +72,7 @@ def _build_model_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: 
     name = settings["general.architecture"]
     if name not in GGUF_ARCHITECTURES:
         raise WeightsError(
-            f"general.architecture={name!r} is not supported: must be one of {', '.join(GGUF_ARCHITECTURES)}"
+            f"general.architecture={name!r} is not supported; supported values: {', '.join(GGUF_ARCHITECTURES)}"
         )
     architecture = GGUF_ARCHITECTURES[name]
     model_settings = {
@@ -144,5 +144,7 @@ def _import_gguf(file: Path) -> ModuleType:
     try:
         import gguf
     except ImportError:
-        raise MissingExtraError(f"{file}: GGUF files require the package gguf; install qkv[formats]") from None
+        raise MissingExtraError(
+            f"{file}: GGUF files require the package gguf; install it with: pip install 'qkv[formats]'"
+        ) from None
     return gguf

@@ -42,7 +42,7 @@ def read_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     special_ids = {role: settings[key] for key, role in SPECIAL_TOKEN_KEYS.items() if key in settings}
     for role, token_id in special_ids.items():
         if not 0 <= token_id < len(tokens):
-            raise WeightsError(f"{role.value} has the id {token_id}, but the tokenizer only has {len(tokens)} tokens")
+            raise WeightsError(f"{role.value} has the id {token_id}, but the tokenizer has only {len(tokens)} tokens")
     match settings["model"]:
         case "gpt2":
             return _build_byte_level_tokenizer(settings, special_ids)
@@ -60,7 +60,7 @@ def read_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
                 )
             )
         case other:
-            raise WeightsError(f"tokenizer.ggml.model={other!r} is not supported: must be gpt2 or llama")
+            raise WeightsError(f"tokenizer.ggml.model={other!r} is not supported; supported values: gpt2, llama")
 
 
 def gguf_tokenizer_settings(tokenizer: Tokenizer, *, vocab_size: int) -> dict[str, Any]:
@@ -107,7 +107,9 @@ def gguf_tokenizer_settings(tokenizer: Tokenizer, *, vocab_size: int) -> dict[st
 def _build_byte_level_tokenizer(settings: Mapping[str, Any], special_ids: Mapping[SpecialToken, int]) -> Tokenizer:
     tokens, name = settings["tokens"], settings.get("pre", "default")
     if name not in PRE_TOKENIZERS:
-        raise WeightsError(f"tokenizer.ggml.pre={name!r} is not supported: must be one of {', '.join(PRE_TOKENIZERS)}")
+        raise WeightsError(
+            f"tokenizer.ggml.pre={name!r} is not supported; supported values: {', '.join(PRE_TOKENIZERS)}"
+        )
     merges = [tuple(pair.split(" ")) for pair in settings["merges"]]
     backend = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = PRE_TOKENIZERS[name]
@@ -153,7 +155,7 @@ PRE_TOKENIZERS: dict[str, Any] = {
         [pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"), _byte_level(use_regex=False)]
     ),
 }
-"""Pre-tokenizers by their names in llama.cpp. If one has several names, the first one is written."""
+"""Pre-tokenizers by their names in llama.cpp. If a pre-tokenizer has several names, the first name is written."""
 
 
 def _pre_tokenizer_name(state: Mapping[str, Any] | None) -> str:
@@ -161,4 +163,6 @@ def _pre_tokenizer_name(state: Mapping[str, Any] | None) -> str:
         if json.loads(pre_tokenizer.__getstate__()) == state:
             return name
     kind = None if state is None else state["type"]
-    raise WeightsError(f"the pre-tokenizer {kind} is not supported by GGUF: must be one of {', '.join(PRE_TOKENIZERS)}")
+    raise WeightsError(
+        f"the pre-tokenizer {kind} is not supported by GGUF; supported pre-tokenizers: {', '.join(PRE_TOKENIZERS)}"
+    )

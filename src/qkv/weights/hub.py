@@ -20,7 +20,7 @@ ALLOWED_PATTERNS = [
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 ]
-"""Files to download. Excludes executable and pickled files."""
+"""Patterns of files to download. They exclude executable and pickled files."""
 
 
 def download_safetensors_snapshot(name: str, *, cache: Path | None = None) -> Path:
@@ -31,7 +31,10 @@ def download_safetensors_snapshot(name: str, *, cache: Path | None = None) -> Pa
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise MissingExtraError(f"{name}: not a local folder; install qkv[hub] to load models from the hub") from None
+        raise MissingExtraError(
+            f"{name}: not a local folder; downloads from the Hugging Face Hub require huggingface_hub; "
+            "install it with: pip install 'qkv[hub]'"
+        ) from None
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         # Weights in subfolders are copies of the same model for other frameworks.
@@ -40,5 +43,7 @@ def download_safetensors_snapshot(name: str, *, cache: Path | None = None) -> Pa
         )
     except Exception as error:  # noqa: BLE001 - versions of the library raise different errors of several HTTP clients
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{name}: not a local folder, and the download from the hub failed: {reason}") from None
+        raise InputError(
+            f"{name}: not a local folder, and the download from the Hugging Face Hub failed: {reason}"
+        ) from None
     return Path(folder)

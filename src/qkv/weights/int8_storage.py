@@ -1,7 +1,7 @@
 """Int8 storage of weights with one scale per row, and conversion of a model to int8 matmuls.
 
-A matrix is stored as `NAME` (int8, from −127 to 127) and `NAME.scale` (float32, one per row), and its values are their
-product. Vectors are stored unchanged. The metadata of the file contains `qkv_storage` = `int8-rows`.
+A matrix is stored as `NAME` (int8, from −127 to 127) and `NAME.scale` (float32, one scale per row). Its values are the
+product of the two tensors. Vectors are stored unchanged. The metadata of the file contains `qkv_storage` = `int8-rows`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def quantize_matrices_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert quantized tensors to float32. Quantizing the result again gives the same bytes."""
+    """Convert quantized tensors to float32. Quantizing the result again produces the same bytes."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in quantized.items():
         if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in quantized:
@@ -44,18 +44,22 @@ def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tenso
         scale = quantized.get(name + SCALE_SUFFIX)
         if scale is None or scale.shape != tensor.shape[:1]:
             problem = "is missing" if scale is None else f"has shape {tuple(scale.shape)}"
-            raise WeightsError(f"{name}: is int8 with {tensor.shape[0]} rows, but {name}{SCALE_SUFFIX} {problem}")
+            raise WeightsError(
+                f"{name}: the int8 matrix has {tensor.shape[0]} rows, but {name}{SCALE_SUFFIX} {problem}"
+            )
         tensors[name] = tensor.float() * _broadcast_rows(scale.float(), tensor)
     return tensors
 
 
 def quantize_linears_to_int8(model: Model) -> None:
-    """Replace all linear layers of a model by int8 layers in place. Token embedding, norms and biases are unchanged.
+    """Replace all linear layers of a model with int8 layers, in place.
+
+    The token embedding, norms and biases are unchanged.
 
     Weights that were stored as int8 are quantized to exactly the stored values.
     """
     if isinstance(model, RNNSeq2Seq):
-        raise InputError("int8 arithmetic is only supported for Transformers, but this model is an RNN")
+        raise InputError("int8 inference is only supported for Transformers, but this model is an RNN")
     children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
     for parent, name, child in children:
         if type(child) is nn.Linear:

@@ -60,7 +60,10 @@ def read_mistral_config(published: PublishedConfig) -> GPTConfig:
 
 
 def _read_rotary_settings(published: PublishedConfig) -> dict[str, Any]:
-    """Read the rotary settings. Older configs have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`."""
+    """Read the rotary settings.
+
+    Older configs contain `rope_theta` and `rope_scaling`. Newer configs contain `rope_parameters`.
+    """
     rope = {**published.pop_dict("rope_scaling"), **published.pop_dict("rope_parameters")}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     theta = rope.pop("rope_theta", published.pop("rope_theta", 10000.0))

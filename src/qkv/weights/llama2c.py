@@ -20,7 +20,7 @@ from qkv.weights.state_dict import load_into
 HEADER_FORMAT = struct.Struct("<7i")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 MAX_HEADER_VALUE = 1 << 24
-"""Larger numbers in a header are not plausible sizes of a model."""
+"""Numbers above this limit in a header are not plausible model sizes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def read_llama2c(file: Path) -> ModelBundle:
 def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
     """Read a tokenizer file: a count, then score, length and bytes of each token.
 
-    Texts start with `<s>`, and the `<s>` of the next text also ends them.
+    Each text starts with `<s>`. The `<s>` of the next text also marks the end of a text.
     """
     n_reserved = EOS_ID + 1 + 256
     if vocab_size < n_reserved:
@@ -95,10 +95,10 @@ def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
         ) from None
     if offset != len(data):
         raise WeightsError(
-            f"{file}: has {len(data)} bytes, but the {vocab_size} tokens of the model end after {offset}"
+            f"{file}: has {len(data)} bytes, but the entries of the model's {vocab_size} tokens end at byte {offset}"
         )
     tokens = [token.replace(" ", SPACE_SYMBOL) for token in tokens]
-    # Older files contain the 256 bytes as characters, newer ones as <0x0A>.
+    # Older files contain the 256 bytes as characters. Newer files spell them as <0x0A>.
     tokens[:n_reserved] = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     return build_sentencepiece_tokenizer(
         SentencePieceVocab(
@@ -122,14 +122,15 @@ def has_plausible_llama2c_header(file: Path) -> bool:
 
 def _read_header(file: Path, data: bytes) -> Llama2cHeader:
     if len(data) < HEADER_FORMAT.size:
-        raise WeightsError(f"{file}: has {len(data)} bytes, but the llama2.c header has {HEADER_FORMAT.size}")
+        raise WeightsError(f"{file}: has {len(data)} bytes, but a llama2.c header requires {HEADER_FORMAT.size}")
     return Llama2cHeader(*HEADER_FORMAT.unpack_from(data))
 
 
 def _read_llama2c_tensors(file: Path, data: bytes, header: Llama2cHeader) -> dict[str, Tensor]:
     """Read all tensors by our parameter names.
 
-    The file stores each kind of tensor for all layers in a row. It also has tables of rotary angles, which we compute.
+    The file stores each kind of tensor for all layers in a row. It also contains tables of rotary angles, which are
+    skipped because our models compute them.
     """
     config = header.config
     d, width, kv_width = config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head

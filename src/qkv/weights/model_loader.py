@@ -35,7 +35,7 @@ class ModelBundle:
     tokenizer: Tokenizer | None
     """`None` if the folder has no tokenizer."""
     remarks: tuple[str, ...] = ()
-    """Messages for the user, such as heads that the config states but the weights do not contain."""
+    """Messages for the user, for example about heads that the config specifies but the weights do not contain."""
     source_tokenizer: Tokenizer | None = None
     """Separate tokenizer of the source language of a translator (`source_tokenizer.json`, `source.spm`)."""
     generation_config: GenerationConfig = field(default_factory=GenerationConfig)
@@ -43,7 +43,10 @@ class ModelBundle:
 
 
 def load_model(folder: Path) -> ModelBundle:
-    """Load a model folder. Its `config.json` has a `family` in native folders and a `model_type` in Hugging Face's."""
+    """Load a model folder.
+
+    Its `config.json` has the key `family` in native folders and `model_type` in Hugging Face folders.
+    """
     embedding, remarks = read_sentence_embedding_and_remarks(folder)
     folder = transformer_folder(folder)
     settings = read_json_object(folder / "config.json")
@@ -76,7 +79,10 @@ def load_model(folder: Path) -> ModelBundle:
 
 
 def _dtype_remarks(tensors: dict[str, Tensor]) -> list[str]:
-    """Report 16-bit weights, which are converted to float32 because CPUs multiply them up to 60 times as slowly."""
+    """Report 16-bit weights.
+
+    They are converted to float32 because CPUs are up to 60 times slower with 16-bit matmuls.
+    """
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.dtype.itemsize < 4}
     return [f"the weights are {' and '.join(sorted(dtypes))} and were converted to float32"] if dtypes else []
 
@@ -112,7 +118,7 @@ def check_token_ids_within_vocabulary(bundle: ModelBundle, path: Path) -> None:
 
 
 def native_name_table(model: Model) -> NameTable:
-    """Return a table of the model's parameter names. A file may contain tied weights under one of their names."""
+    """Return a table of the model's parameter names. A file may contain tied weights under any one of their names."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return NameTable(mappings=[NameMapping(name, (name,)) for name in names])
 
@@ -132,8 +138,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def raise_pickle_error(file: Path) -> NoReturn:
     """Raise an error for a pickled file, which could execute code when it is opened."""
     raise WeightsError(
-        f"{file}: pickled weights are not supported, because they can execute code when they are opened; "
-        "save them with `save_pretrained(folder, safe_serialization=True)`"
+        f"{file}: pickled weights are not supported because loading them can execute arbitrary code; "
+        "save the model with `save_pretrained(folder, safe_serialization=True)`"
     )
 
 
@@ -156,11 +162,11 @@ def _read_sharded_safetensors(folder: Path) -> dict[str, Tensor]:
     if not isinstance(weight_map, dict) or not all(
         isinstance(part, str) for pair in weight_map.items() for part in pair
     ):
-        raise WeightsError(f"{index_file}: weight_map must be an object of tensor names and file names")
+        raise WeightsError(f"{index_file}: weight_map must be an object that maps tensor names to file names")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
-            raise WeightsError(f"{index_file}: '{shard}' is outside of the folder")
+            raise WeightsError(f"{index_file}: '{shard}' is outside the folder")
         tensors |= read_safetensors(folder / shard)
     if tensors.keys() != weight_map.keys():
         different = sorted(tensors.keys() ^ weight_map.keys())
@@ -178,5 +184,5 @@ def _load_folder_tokenizer(folder: Path) -> Tokenizer | None:
 def require_tokenizer(bundle: ModelBundle, folder: Path) -> Tokenizer:
     """Return the tokenizer, or raise an error if there is none."""
     if bundle.tokenizer is None:
-        raise InputError(f"{folder}: no tokenizer found, expected one of {', '.join(FOLDER_FILES)}")
+        raise InputError(f"{folder}: no tokenizer found; expected one of {', '.join(FOLDER_FILES)}")
     return bundle.tokenizer

@@ -36,11 +36,11 @@ class NameTable:
 
     mappings: list[NameMapping]
     prefix: str = ""
-    """Prefix of the backbone's names. Files that contain only the backbone omit it."""
+    """Prefix of the tensor names of the backbone. Files that contain only the backbone omit the prefix."""
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     """Suffixes used by older files, mapped to the current ones."""
     ignored_patterns: tuple[str, ...] = ()
-    """Patterns of tensors that are not learned: masks, fixed positions, version numbers."""
+    """Patterns of tensors that are not learned, such as masks, fixed positions and version numbers."""
 
     def canonical_name(self, name: str) -> str:
         """Remove the prefix and replace legacy suffixes."""
@@ -55,7 +55,7 @@ class NameTable:
 
 
 def weight_and_bias_mappings(published: str, module: str, *, layout: Layout = Layout.SAME) -> list[NameMapping]:
-    """Map weight and bias of a module."""
+    """Map the weight and bias of a module."""
     return [
         NameMapping(f"{published}.weight", (f"{module}.weight",), layout),
         NameMapping(f"{published}.bias", (f"{module}.bias",)),
@@ -65,7 +65,7 @@ def weight_and_bias_mappings(published: str, module: str, *, layout: Layout = La
 def linear_mappings_per_layer(
     published: str, module: str, *, n_layers: int, parts: Mapping[str, str], layout: Layout = Layout.SAME
 ) -> list[NameMapping]:
-    """Map weight and bias of the same parts in every layer. `{}` in both names stands for the layer index."""
+    """Map the weights and biases of the same parts in every layer. `{}` in both names stands for the layer index."""
     return [
         mapping
         for i in range(n_layers)

@@ -41,11 +41,11 @@ FIXED_VALUES = {
     "cross_attention_hidden_size": None,
     "pruned_heads": {},
 }
-"""Keys of all model types, with the only value that our models support."""
+"""Keys shared by all model types, each with the only value that our models support."""
 
 
 class PublishedConfig:
-    """Settings of a published config, from which each key is popped once. Null means that a setting is not set."""
+    """Settings of a published config. Each key is popped once. Null values count as missing."""
 
     def __init__(self, settings: Mapping[str, Any], *, tensor_names: frozenset[str] = frozenset()) -> None:
         """`tensor_names` are the names in the weights file, or empty if they are not known."""
@@ -84,7 +84,7 @@ class PublishedConfig:
         return value
 
     def is_absent(self, key: str) -> bool:
-        """Whether the key is not present, not even as null, so that the published default applies."""
+        """Whether the key is absent (null counts as present), so that the published default applies."""
         return key not in self._remaining
 
     def pop_renamed(self, names: Mapping[str, str]) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class PublishedConfig:
         return parse_activation(key, self.pop(key, default))
 
     def pop_equal_pair(self, first: str, second: str, *, field: str) -> dict[str, Any]:
-        """Remove an encoder and a decoder setting that must be equal, because our models have a single one."""
+        """Remove an encoder and a decoder setting that must be equal. Our models have a single setting for both."""
         value, other = self._remaining.get(first), self.pop(second)
         if value != other:
-            raise ConfigError(f"{first}={value} and {second}={other} must be equal")
+            raise ConfigError(f"{first} and {second} must be equal, got {first}={value} and {second}={other}")
         return self.pop_renamed({first: field})
 
     def use_published_names(self, message: str) -> str:
@@ -108,11 +108,11 @@ class PublishedConfig:
         return re.sub(r"\w+", lambda word: self.published_names.get(word[0], word[0]), message)
 
     def pop_expected_values(self, values: Mapping[str, Any]) -> None:
-        """Remove settings that must have the given values if they are present."""
+        """Remove settings that must have the given values if present."""
         for key, expected in values.items():
             value = self.pop(key, expected)
             if value != expected:
-                raise ConfigError(f"{key}={value!r} is not supported: must be {expected!r}")
+                raise ConfigError(f"{key}={value!r} is not supported; the only supported value is {expected!r}")
 
     def reject_unknown(self, *, ignored_keys: frozenset[str] = frozenset()) -> None:
         """Raise an error for remaining settings, except token ids and keys that do not affect the computation."""
@@ -134,7 +134,7 @@ class PublishedConfig:
 def parse_activation(key: str, name: object) -> Activation:
     """Return the activation with a published name. `key` is the setting for error messages."""
     if not isinstance(name, str) or name not in ACTIVATION_NAMES:
-        raise ConfigError(f"{key}={name!r} is not supported: must be one of {', '.join(ACTIVATION_NAMES)}")
+        raise ConfigError(f"{key}={name!r} is not supported; supported values: {', '.join(ACTIVATION_NAMES)}")
     return ACTIVATION_NAMES[name]
 
 

@@ -44,7 +44,9 @@ def read_roberta_config(published: PublishedConfig) -> BERTConfig:
     )
     activation = published.pop_activation("hidden_act", "gelu")
     if EncoderHead.MASKED_LM in heads and activation is not Activation.GELU:
-        raise ConfigError(f"hidden_act={activation_name(activation)!r}: the masked-LM head of RoBERTa always uses gelu")
+        raise ConfigError(
+            f"hidden_act={activation_name(activation)!r} is not supported; RoBERTa's masked-LM head always uses gelu"
+        )
     offset = published.pop_int("pad_token_id", 1) + 1
     return BERTConfig(
         activation=activation,
@@ -84,6 +86,6 @@ def roberta_name_table(config: BERTConfig) -> NameTable:
     return NameTable(
         mappings=drop_absent_head_mappings(config, mappings),
         prefix="roberta.",
-        # A model with a classification head does not use the pooler of pre-training.
+        # A model with a classification head does not use the pretrained pooler.
         ignored_patterns=(r"embeddings\.position_ids", *([r"pooler\.dense\.(weight|bias)"] if has_classes else [])),
     )

@@ -1,7 +1,8 @@
 """Conversion of query and key weights between the interleaved and the half-split rotary layout.
 
 Our models and Hugging Face rotate element i together with element i + d_head/2. Files of llama.cpp and llama2.c rotate
-elements 2i and 2i + 1. Permuting the rows of the query and key projections accordingly gives the same scores.
+elements 2i and 2i + 1. Permuting the rows of the query and key projections accordingly results in the same attention
+scores.
 """
 
 from torch import Tensor

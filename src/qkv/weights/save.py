@@ -41,7 +41,7 @@ class StorageDType(StrEnum):
 
 
 def save_native(bundle: ModelBundle, target: Path) -> None:
-    """Save a model to a new native folder without changing its weights. `load_model` restores it."""
+    """Save a model to a new native folder without changing its weights. `load_model` loads the folder."""
     write_folder_atomically_with_manifest(
         require_nonexistent_folder(target),
         tensors={WEIGHTS_FILE: to_published_state(bundle.model, native_name_table(bundle.model))},
@@ -74,7 +74,7 @@ def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageD
     """Save a model to a new folder that `AutoModel` and `AutoTokenizer` of `transformers` can load."""
     tokenizer = _require_joint_vocabulary_tokenizer(bundle)
     ids = {**bos_eos_pad_token_ids(tokenizer), **published_seq2seq_generation_settings(bundle)}
-    # The config overrides the ids of the tokenizer, because RoBERTa's positions depend on the padding id.
+    # The config overrides the token ids of the tokenizer because RoBERTa's positions depend on the padding id.
     settings = {
         **ids,
         **to_lossless_published_config(bundle.model.config),
@@ -108,7 +108,7 @@ def _require_joint_vocabulary_tokenizer(bundle: ModelBundle) -> Tokenizer | None
 def published_seq2seq_generation_settings(bundle: ModelBundle) -> dict[str, Any]:
     """Return the published generation settings of an encoder–decoder.
 
-    Native models leave the start token to the tokenizer, so it is added here.
+    In native models, the tokenizer defines the start token, so the start token is added here.
     """
     if not isinstance(bundle.model, Seq2Seq) or bundle.tokenizer is None:
         return {}
@@ -146,7 +146,7 @@ def _cast_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
 def require_nonexistent_folder(target: Path) -> Path:
     """Return `target`, or raise an error if it exists."""
     if target.exists():
-        raise InputError(f"{target}: already exists; choose a new folder")
+        raise InputError(f"{target}: already exists; use a new folder")
     return target
 
 

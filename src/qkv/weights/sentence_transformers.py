@@ -57,7 +57,7 @@ def read_sentence_embedding_and_remarks(folder: Path) -> tuple[SentenceEmbedding
 def sentence_transformers_files(config: BERTConfig) -> dict[str, str]:
     """Return the files that turn a Hugging Face folder into a sentence-transformers folder, by name.
 
-    Empty if the config has no sentence embedding.
+    The result is empty if the config has no sentence embedding.
     """
     embedding = config.sentence_embedding
     if embedding is None:
@@ -81,7 +81,7 @@ def sentence_transformers_files(config: BERTConfig) -> dict[str, str]:
 def _read_modules(folder: Path) -> list[dict[str, Any]]:
     modules = read_json(folder / MODULES_FILE)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise WeightsError(f"{folder / MODULES_FILE}: must be a list of modules with type and path")
+        raise WeightsError(f"{folder / MODULES_FILE}: expected a list of modules with type and path")
     return modules
 
 
@@ -98,7 +98,7 @@ def _module_path(folder: Path, kind: str) -> Path:
     if not paths or not isinstance(paths[0], str):
         raise WeightsError(f"{folder / MODULES_FILE}: does not contain the path of a {kind} module")
     if paths[0] and Path(paths[0]).name != paths[0]:
-        raise WeightsError(f"{folder / MODULES_FILE}: {paths[0]!r} is outside of the folder")
+        raise WeightsError(f"{folder / MODULES_FILE}: {paths[0]!r} is outside the folder")
     return folder / paths[0]
 
 

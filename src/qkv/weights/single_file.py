@@ -18,7 +18,7 @@ def load_gguf_or_llama2c(file: Path) -> ModelBundle:
         elif file.suffix in {".bin", ".pt", ".pth", ".ckpt"}:
             raise_pickle_error(file)
         else:
-            raise WeightsError(f"{file}: not a .gguf or llama2.c .bin file, and not a folder with config.json")
+            raise WeightsError(f"{file}: expected a .gguf file, a llama2.c .bin file or a folder with config.json")
     except OSError as error:
         raise WeightsError(f"{file}: cannot be read: {error.strerror}") from None
     except QKVError as error:

@@ -115,7 +115,7 @@ class _LoadTarget:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Check minimum and maximum only, which avoids allocating a mask of the size of the tensor."""
+    """Check only the minimum and maximum, which avoids allocating a mask as large as the tensor."""
     return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
@@ -124,7 +124,9 @@ def _build_load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     on_meta = [name for name, parameter in parameters.items() if parameter.is_meta]
     if on_meta:
-        raise WeightsError(f"{len(on_meta)} parameters are on the meta device and have no data, such as {on_meta[0]}")
+        raise WeightsError(
+            f"{len(on_meta)} parameters are on the meta device and have no data (for example {on_meta[0]})"
+        )
     targets: dict[tuple[int, ...], _LoadTarget] = {}
     mapped: set[str] = set()
     for mapping in table.mappings:

@@ -45,7 +45,7 @@ def read_t5_config(published: PublishedConfig) -> Seq2SeqConfig:
 
 
 def _read_activation_and_gating(published: PublishedConfig) -> tuple[Activation, bool]:
-    """Read activation and gating. In T5, `gated-gelu` is the tanh approximation, whereas `gelu` is exact."""
+    """Read the activation and gating. In T5, `gated-gelu` is the tanh approximation, whereas `gelu` is exact."""
     value = str(published.pop("feed_forward_proj", "relu"))
     name = "gelu_new" if value == "gated-gelu" else value.removeprefix("gated-")
     gated = value.startswith("gated-")
@@ -56,7 +56,7 @@ def _read_activation_and_gating(published: PublishedConfig) -> tuple[Activation,
 def _read_tied_embeddings_and_scaled_logits(published: PublishedConfig) -> tuple[bool, bool]:
     """Read whether the embeddings are tied and whether the logits are scaled.
 
-    In older files, `tie_word_embeddings` determines both. Newer files have `scale_decoder_outputs` and always state
+    In older files, `tie_word_embeddings` determines both. Newer files have `scale_decoder_outputs` and always declare
     tied embeddings, so only the tensors reveal whether there is a separate matrix.
     """
     tied = published.pop("tie_word_embeddings", True)

@@ -1,8 +1,8 @@
 """Shipped models and their model cards.
 
-Each subfolder contains the weights, tokenizer, config and model card (`card.md`) of one model. A model card starts
-with `key: value` lines between two `---` lines, which `qkv models` displays. This module does not import torch, so
-that the list of models is printed quickly.
+Each subfolder contains the weights, tokenizer, config and model card (`card.md`) of one model. A model card starts with
+`key: value` lines between two `---` lines, which `qkv models` displays. This module does not import torch, so the list
+of models is printed quickly.
 """
 
 from dataclasses import dataclass
@@ -56,6 +56,6 @@ def read_model_card(folder: Path) -> ModelCard:
             scores={name: float(value) for name, value in scores.items()},
         )
     except KeyError as error:
-        raise InputError(f"{folder / CARD_FILE}: missing metadata key '{error.args[0]}'") from None
+        raise InputError(f"{folder / CARD_FILE}: metadata key '{error.args[0]}' is missing") from None
     except ValueError as error:
         raise InputError(f"{folder / CARD_FILE}: {error}") from None

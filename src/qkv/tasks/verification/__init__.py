@@ -32,7 +32,7 @@ CROSS_LIBRARY_TOLERANCE = 1e-4
 INT8_WEIGHT_TOLERANCE = 0.501
 """Half a quantization step, plus a margin because scales are rounded up to 16 bits."""
 INT8_OUTPUT_TOLERANCE = 0.1
-"""Tolerance for int8 weights. Outputs of trained models change by a few percent."""
+"""Tolerance for int8 weights, which change the outputs of trained models by a few percent."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class CheckResult:
     check: str
     comparison: str
     difference: float | None
-    """`None` if there is no difference to report. `reason` then states why."""
+    """`None` if there is no difference to report. In this case, `reason` contains the explanation."""
     tolerance: float
     verdict: CheckStatus
     reason: str | None
@@ -165,7 +165,8 @@ def verify(
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = VerificationCase(loaded=load_pretrained(name), texts=texts, folder=Path(folder), run=run)
-        # Computed first so that its time counts toward no check, and so that unusable texts fail immediately.
+        # The outputs are computed first so that their time is not attributed to a check, and so that unusable texts
+        # fail immediately.
         _ = case.reference_outputs
         device_case = None if torch_device.type == "cpu" else case.to_device(torch_device)
         for check, check_spec in (CHECKS if device_case is None else _DEVICE_CHECKS | CHECKS).items():
@@ -178,7 +179,7 @@ def _run_check(name: str, check: Check, case: VerificationCase, *, skip: bool) -
     start_time, difference, reason = time.perf_counter(), None, None
     try:
         if skip:
-            raise NotCheckedError("skipped by --quick because it is slow")
+            raise NotCheckedError("skipped by --quick because this check is slow")
         difference = check.difference(case)
         verdict = CheckStatus.PASSED if difference <= check.tolerance else CheckStatus.FAILED
         if not isfinite(difference):

@@ -19,7 +19,7 @@ from qkv.tasks.verification.implementations import Example, forward
 from qkv.weights.model_loader import ModelBundle
 
 MAX_EXAMPLE_TOKENS = 64
-"""Maximum length of an example. It is enough for every check and keeps large models fast."""
+"""Maximum length of an example, which is long enough for every check and keeps the checks of large models fast."""
 
 
 class NotCheckedError(Exception):
@@ -126,7 +126,7 @@ class VerificationCase:
 
 
 def _logits_or_bert_outputs(model: Model, states: Tensor) -> list[Tensor]:
-    """Returns the outputs a user sees: logits, or for a BERT the outputs of its heads and its states."""
+    """Returns the outputs that users see: the logits, or for a BERT its states and the outputs of its heads."""
     if not isinstance(model, BERT):
         return [states]
     heads = {

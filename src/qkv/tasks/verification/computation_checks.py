@@ -18,7 +18,7 @@ N_NEW_TOKENS = 16
 
 def compare_fused_attention(case: VerificationCase) -> float:
     if isinstance(case.model, RNNSeq2Seq):
-        raise NotCheckedError("an RNN's attention has only one kernel")
+        raise NotCheckedError("RNNs have only one attention kernel")
     return case.relative_difference_from_reference(
         implementations.forward(case.model, example.ids, example.source)[0] for example in case.examples
     )
@@ -39,7 +39,7 @@ def compare_cached(case: VerificationCase) -> float:
 
 
 def compare_batched(case: VerificationCase) -> float:
-    """Compare a text in a batch with its reversed copy with the text by itself."""
+    """Compare the outputs for a text with and without its reversed copy in the same batch."""
     pairs = [
         [tensor if tensor is None else torch.cat((tensor.flip(1), tensor)) for tensor in (example.ids, example.source)]
         for example in case.examples
@@ -54,10 +54,10 @@ def compare_padded(case: VerificationCase) -> float:
 
 
 def compare_packed(case: VerificationCase) -> float:
-    """Compare a text packed behind another text with the text by itself."""
+    """Compare the outputs for a text that is packed behind another text and for the same text in a separate row."""
     model, texts = case.model, [example.ids for example in case.examples]
     if not isinstance(model, GPT | BERT):
-        raise NotCheckedError("an encoder–decoder takes one text per row")
+        raise NotCheckedError("packing is not supported for encoder–decoders")
     return case.relative_difference_from_reference(
         implementations.forward_packed(model, [texts[i - 1], texts[i]])[1] for i in range(len(texts))
     )
@@ -65,7 +65,7 @@ def compare_packed(case: VerificationCase) -> float:
 
 def compare_compiled(case: VerificationCase) -> float:
     if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")):
-        raise NotCheckedError("torch.compile requires a C++ compiler (g++ or clang++), and none was found")
+        raise NotCheckedError("torch.compile requires a C++ compiler (g++ or clang++), but none was found")
     forward = torch.compile(implementations.forward, dynamic=True)
     return case.relative_difference_from_reference(
         forward(case.model, example.ids, example.source)[0] for example in case.examples
@@ -75,8 +75,8 @@ def compare_compiled(case: VerificationCase) -> float:
 def relative_generated_log_prob_error(case: VerificationCase, *, n_beams: int) -> float:
     """Compare the log-probabilities of generated tokens with those of the eager implementation.
 
-    With greedy decoding, the gap to the most likely token also counts. Comparing log-probabilities instead of tokens
-    allows two tokens that are equally likely up to rounding to be exchanged.
+    With greedy decoding, the gap to the most likely token also counts. Log-probabilities are compared instead of tokens
+    because rounding may exchange two equally likely tokens.
     """
     shares = []
     for example, (new_ids, new_log_probs) in zip(case.examples, _generate_for_all(case, n_beams=n_beams), strict=True):
@@ -96,9 +96,9 @@ def relative_generated_log_prob_error(case: VerificationCase, *, n_beams: int) -
 def _require_generative(case: VerificationCase) -> GPT | Seq2Seq | RNNSeq2Seq:
     model = case.model
     if isinstance(model, BERT):
-        raise NotCheckedError("a BERT does not generate text")
+        raise NotCheckedError("BERT models do not generate text")
     if isinstance(model, GPT) and not model.config.causal:
-        raise NotCheckedError("a model with causal=False does not generate text")
+        raise NotCheckedError("models with causal=False do not generate text")
     return model
 
 

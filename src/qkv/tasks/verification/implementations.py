@@ -87,7 +87,10 @@ def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
 def _randomly_padded_ids_and_mask(
     texts: Sequence[Tensor], vocab_size: int, *, right_only: bool
 ) -> tuple[Tensor, Tensor]:
-    """Pad on the right, on both sides and on the left in turn. Even the longest text gets two padding columns."""
+    """Pad the texts alternately on the right, on both sides and on the left.
+
+    Even the longest text gets two padding columns.
+    """
     n_columns = 2 + max(text.shape[1] for text in texts)
     ids = torch.randint(vocab_size, (len(texts), n_columns), generator=torch.Generator().manual_seed(0))
     ids = ids.to(texts[0].device)

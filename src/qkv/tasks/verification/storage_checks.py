@@ -43,7 +43,10 @@ GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 
 
 def max_relative_round_trip_difference(case: VerificationCase, *, save_format: SaveFormat) -> float:
-    """Compare outputs and all weights after saving and reloading. No text uses every weight."""
+    """Compare the outputs and all weights after saving and reloading.
+
+    Outputs are not sufficient because no text uses every weight.
+    """
     reloaded = _reload_and_check_tokenizer(case, save_format).model
     actual, expected = (
         list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model)
@@ -76,7 +79,7 @@ def compare_outputs_with_transformers(case: VerificationCase) -> float:
     try:
         import transformers as library
     except ImportError:
-        raise NotCheckedError("transformers is not installed: pip install transformers") from None
+        raise NotCheckedError("transformers is not installed; install it with: pip install transformers") from None
     folder = _save_once(case, HF)
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
@@ -105,7 +108,7 @@ def compare_ctranslate2_log_probs(case: VerificationCase) -> float:
     ]
     targets = [[words[i] for i in example.ids[0, 1:].tolist()] for example in case.examples]
     translator: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    # The last log-probability is that of the end token, which the examples do not have.
+    # The last log-probability is for the end token, which the examples do not contain.
     actual_log_probs = [[torch.tensor(score.log_probs[:-1])] for score in translator.score_batch(sources, targets)]
     expected_log_probs = []
     for example, (output,) in zip(case.examples, case.reference_outputs, strict=True):
@@ -118,7 +121,7 @@ def compare_ctranslate2_log_probs(case: VerificationCase) -> float:
 def compare_resumed_training(case: VerificationCase) -> float:
     """Compare all weights and optimizer states in the last checkpoints of an interrupted and an uninterrupted run."""
     if case.run is None:
-        raise NotCheckedError("the model does not come from a training run, so no training can be resumed")
+        raise NotCheckedError("the model does not belong to a training run that could be resumed")
     if not (case.run / RECIPE_FILE).is_file():
         raise NotCheckedError(f"the run has no {RECIPE_FILE} (fine-tuning runs keep their data elsewhere)")
     prepared = open_run(case.run)
