@@ -18,7 +18,7 @@ from qkv.generation import translate
 from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
-from qkv.training.benchmark_steps import Step, build_forward_backward_step, build_random_model
+from qkv.training.benchmark_steps import Step, build_loss_and_backward_step, build_random_model
 from qkv.training.timer import Timer, retain_freed_memory
 from qkv.zoo import shipped_model_folders
 
@@ -105,7 +105,7 @@ def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, in
     def build_step(task: str, n: int) -> Step:
         model.train(task == TRAIN)
         if task == TRAIN:
-            return build_forward_backward_step(model, Workload(batch_size=batch, seq_len=n, mode=Mode.TRAIN))
+            return build_loss_and_backward_step(model, Workload(batch_size=batch, seq_len=n, mode=Mode.TRAIN))
         ids = torch.randint(VOCAB_SIZE, (batch if task == ENCODE else 1, n), device=device)
         if task == ENCODE:
             return torch.inference_mode()(lambda: model.encode(ids))

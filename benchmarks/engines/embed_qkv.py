@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import qkv
 from benchmarks.engines.embed_workload import Embedder, model_folder, serve_embedding
 from benchmarks.engines.protocol import EngineRequest
-from qkv.tasks import EncodedText, TextEncoder, load_as
+from qkv.tasks import TextEncoder, TokenizedInput, load_as
 
 ROW = 256
 """Tokens per packed row: the longest sentence that the model supports."""
@@ -22,13 +22,13 @@ def build(options: EngineRequest) -> Embedder:
         case "padded":
             # In the given order, 32 per batch, each padded to its longest text.
             def embed(texts: list[str]) -> Tensor:
-                parts = [task.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
+                parts = [task.tokenize(texts[start : start + 32]) for start in range(0, len(texts), 32)]
                 return torch.cat([_embed_padded(task, part) for part in parts])
 
         case "packed":
 
             def embed(texts: list[str]) -> Tensor:
-                return _embed_packed(task, task.encode(texts))
+                return _embed_packed(task, task.tokenize(texts))
 
         case _:
             embed = task.embed
@@ -36,7 +36,7 @@ def build(options: EngineRequest) -> Embedder:
 
 
 @torch.no_grad()
-def _embed_padded(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
+def _embed_padded(task: TextEncoder, texts: list[TokenizedInput]) -> Tensor:
     longest = max(len(text.ids) for text in texts)
     ids = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in texts])
     attention_mask = torch.tensor([[position < len(text.ids) for position in range(longest)] for text in texts])
@@ -45,7 +45,7 @@ def _embed_padded(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
 
 
 @torch.no_grad()
-def _embed_packed(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
+def _embed_packed(task: TextEncoder, texts: list[TokenizedInput]) -> Tensor:
     sums = torch.zeros(len(texts), task.model.config.d_model)
     rows = list(_packed_rows(texts))
     for start in range(0, len(rows), ROWS_AT_ONCE):
@@ -61,7 +61,7 @@ def _embed_packed(task: TextEncoder, texts: list[EncodedText]) -> Tensor:
     return F.normalize(sums, dim=-1)  # the normalized sum equals the normalized mean
 
 
-def _packed_rows(texts: list[EncodedText]) -> Iterator[list[int]]:
+def _packed_rows(texts: list[TokenizedInput]) -> Iterator[list[int]]:
     """Pack sentences into rows, longest first, each into the first row with enough space, and yield their indices."""
     rows: list[tuple[int, list[int]]] = []
     for index in sorted(range(len(texts)), key=lambda index: -len(texts[index].ids)):

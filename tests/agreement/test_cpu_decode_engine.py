@@ -91,7 +91,7 @@ def test_each_step_of_any_supported_config_agrees(config, seed, prompts):
 @torch.inference_mode()
 def test_the_stories_model_generates_the_same_ids_with_both_implementations():
     task = qkv.load("stories")
-    prompts = [task.encode(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
+    prompts = [task.tokenize(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
     engine_outputs = generate(task.model, prompts, max_new=40, sampling=GREEDY)
     with record(task.model, "last_hidden_state"):  # recording forces the eager implementation
         eager_outputs = generate(task.model, prompts, max_new=40, sampling=GREEDY)

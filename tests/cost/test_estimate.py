@@ -46,7 +46,7 @@ def test_rows_add_up_to_the_totals():
         sum(row["backward_flops"] + row["recomputed_flops"] for row in rows)
         == result.flops.total - result.flops.forward
     )
-    assert sum(row["bytes_fused"] for row in rows) == result.traffic.fused
+    assert sum(row["bytes_fused"] for row in rows) == result.traffic.forward_fused
 
 
 @pytest.mark.parametrize(

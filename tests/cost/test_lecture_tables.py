@@ -53,7 +53,7 @@ def test_the_rows_sum_to_the_full_pass(config, mode):
     assert sum(row.flops for row in rows) == table.total.flops == cost.flops.forward
     assert sum(row.unfused_elements for row in rows) == table.total.unfused_elements
     if mode == "forward":
-        assert sum(row.kernel_bytes for row in rows) == table.total.kernel_bytes == cost.traffic.fused
+        assert sum(row.kernel_bytes for row in rows) == table.total.kernel_bytes == cost.traffic.forward_fused
 
 
 def test_a_generation_has_one_table_for_the_prefill_and_one_for_the_decode_steps():

@@ -243,7 +243,7 @@ def test_texts_are_read_up_to_a_limit(tmp_path, paths):
     assert texts == TEXTS
     size = sum(path.stat().st_size for path in paths)
     assert calls[-1] == (size, size)
-    assert list(read_text_chunks(paths, max_total_characters=len(TEXTS[0]) + 1)) == TEXTS[:2]
+    assert list(read_text_chunks(paths, stop_after_characters=len(TEXTS[0]) + 1)) == TEXTS[:2]
 
 
 def test_ids_of_a_large_vocabulary_are_stored_as_uint32(tmp_path, paths):

@@ -14,7 +14,7 @@ with atheris.instrument_imports(include=["qkv.text", "qkv.data", "qkv.weights", 
     from qkv.data.labeled_texts import read_labeled_texts
     from qkv.errors import QKVError
     from qkv.text.sentencepiece_file import read_sentencepiece
-    from qkv.weights.atomic_folder import check_files_against_manifest, read_json_object
+    from qkv.weights.atomic_folder import check_folder_matches_manifest, read_json_object
     from qkv.weights.gguf_file import read_gguf
     from qkv.weights.llama2c import read_llama2c
 
@@ -22,7 +22,7 @@ FOLDER = Path(tempfile.mkdtemp())
 READERS = {
     "sentencepiece": (FOLDER / "x.spm", lambda: read_sentencepiece(FOLDER / "x.spm")),
     "labeled": (FOLDER / "x.tsv", lambda: read_labeled_texts(FOLDER / "x.tsv")),
-    "manifest": (FOLDER / "manifest.json", lambda: check_files_against_manifest(FOLDER)),
+    "manifest": (FOLDER / "manifest.json", lambda: check_folder_matches_manifest(FOLDER)),
     "settings": (FOLDER / "config.json", lambda: read_json_object(FOLDER / "config.json")),
     "gguf": (FOLDER / "x.gguf", lambda: read_gguf(FOLDER / "x.gguf")),
     "llama2c": (FOLDER / "x.bin", lambda: read_llama2c(FOLDER / "x.bin")),

@@ -56,12 +56,12 @@ def test_an_effect_contains_the_predictions_before_and_after():
     assert effect.changes[1].startswith(f"self: 5 {of} ")
     assert effect.changes[1].endswith(f" 2 {at}")
     assert effect.changes[1] in " ".join(plot_view(effect, title=TEXT).get_suptitle().split())
-    torch.testing.assert_close(effect.before, before[5, effect.ids])
-    torch.testing.assert_close(effect.after, after[5, effect.ids])
+    torch.testing.assert_close(effect.log_probs_before, before[5, effect.ids])
+    torch.testing.assert_close(effect.log_probs_after, after[5, effect.ids])
     torch.testing.assert_close(effect.divergence, (before.exp() * (before - after)).sum(-1), atol=1e-6, rtol=1e-4)
     chosen = example_input("gpt").next_ids
-    torch.testing.assert_close(effect.target_after[4], after[4, chosen[4]])
-    assert bool(effect.target_after[-1].isnan())
+    torch.testing.assert_close(effect.target_log_probs_after[4], after[4, chosen[4]])
+    assert bool(effect.target_log_probs_after[-1].isnan())
     assert set(before[5].topk(3).indices.tolist()) <= set(effect.ids)
     torch.testing.assert_close(log_p("gpt"), before)
 
@@ -102,7 +102,7 @@ def test_a_patch_inserts_the_activations_of_another_text():
         model, task.tokenizer, model_input, [ActivationPatch(tap="blocks.0.resid_pre", other=other)]
     )
     expected = run_with_cache(model, other).logits.float().log_softmax(-1)
-    torch.testing.assert_close(full_patch.after, expected[-1, full_patch.ids])
+    torch.testing.assert_close(full_patch.log_probs_after, expected[-1, full_patch.ids])
     differ = [n for n, (a, b) in enumerate(zip(model_input.sequence.ids, other.sequence.ids, strict=True)) if a != b]
     partial_patch = measure_effect(
         model,
@@ -110,7 +110,7 @@ def test_a_patch_inserts_the_activations_of_another_text():
         model_input,
         [ActivationPatch(tap="blocks.0.resid_pre", other=other, positions=tuple(differ))],
     )
-    torch.testing.assert_close(partial_patch.after, expected[-1, partial_patch.ids])
+    torch.testing.assert_close(partial_patch.log_probs_after, expected[-1, partial_patch.ids])
     with pytest.raises(TapError, match=r"position 99 of 'blocks\.0\.resid_pre'"):
         measure_effect(
             model,

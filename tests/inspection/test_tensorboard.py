@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from qkv.errors import MissingExtraError
-from qkv.inspection.tensorboard import import_tensorboard, write_tensorboard_events
+from qkv.inspection.tensorboard import import_tensorboard, rewrite_tensorboard_events
 
 
 class Writer:
@@ -37,7 +37,7 @@ def test_every_number_is_written_as_a_scalar_and_old_files_are_removed(tmp_path,
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "old").touch()
-    write_tensorboard_events(tmp_path / "metrics.jsonl", tmp_path / "events")
+    rewrite_tensorboard_events(tmp_path / "metrics.jsonl", tmp_path / "events")
     assert Writer.scalars == [("loss", 2.5, 1), ("tokens", 7, 1), ("validation_loss", 3.0, 1)]
     assert not (tmp_path / "events" / "old").exists()
 

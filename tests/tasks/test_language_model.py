@@ -27,7 +27,7 @@ class Scripted(LanguageModel):
     """Generates a fixed text, regardless of its weights and the sampling settings."""
 
     def __init__(self, task: LanguageModel, text: str) -> None:
-        ids = task.encode("The cat")
+        ids = task.tokenize("The cat")
         script = [*task.tokenizer.encode(text), task.tokenizer.special_id(SpecialToken.EOS)]
         config = GPTConfig(
             vocab_size=task.model.config.vocab_size,
@@ -106,7 +106,7 @@ def test_prompt_and_continuation_join_to_the_decoded_ids(kind):
     for seed in range(5):
         sampling = SamplingConfig(temperature=2.0, seed=seed)
         (got,) = task.generate_batch(["The cat sat"], max_new=7, sampling=sampling)
-        prompt = task.encode("The cat sat")
+        prompt = task.tokenize("The cat sat")
         assert task.tokenizer.decode(prompt) + got.text == task.tokenizer.decode([*prompt, *got.ids])
 
 
@@ -132,7 +132,7 @@ def test_generate_takes_sampling_settings_as_keywords():
 
 def test_an_empty_prompt_becomes_the_begin_token():
     task = small_gpt()
-    assert task.encode("") == [task.tokenizer.special_id(SpecialToken.BOS)]
+    assert task.tokenize("") == [task.tokenizer.special_id(SpecialToken.BOS)]
     assert task.generate("", max_new=3, temperature=0)
     without = LanguageModel(task.model, Tokenizer(task.tokenizer.backend, {}))
     with pytest.raises(InputError, match=r"\b0 tokens"):
@@ -143,7 +143,7 @@ def test_prompts_at_and_beyond_the_context_length():
     task = small_gpt()
     ids = task.tokenizer.encode(" ".join(TEXTS))
     prompt = task.tokenizer.decode(ids[:CONTEXT])
-    assert len(task.encode(prompt)) == CONTEXT
+    assert len(task.tokenize(prompt)) == CONTEXT
     (got,) = task.generate_batch([prompt])
     assert (len(got.ids), got.finish_reason) == (1, FinishReason.CONTEXT)
     with pytest.raises(ContextLengthError, match=rf"prompt 0 has \d+ tokens.*context_length.*\b{CONTEXT}\b"):

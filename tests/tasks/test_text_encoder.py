@@ -155,7 +155,7 @@ def test_regression_returns_the_logit_and_unnamed_classes_are_numbered():
 def test_a_model_without_segments_accepts_pairs(n_segments):
     task = small_bert(n_segments=n_segments)
     (answer,) = task.classify([PAIRS[1]])
-    (read,) = task.encode([PAIRS[1]])
+    (read,) = task.tokenize([PAIRS[1]])
     logits = task.model.class_logits(task.model(torch.tensor([read.ids])))
     assert list(answer.probabilities.values()) == pytest.approx(logits[0].softmax(-1).tolist())
 
@@ -195,7 +195,7 @@ def test_a_long_text_raises_unless_truncation_is_requested(row):
     with pytest.raises(ContextLengthError, match=rf"text 2 has \d+ tokens.*\b{CONTEXT}\b.*--truncate"):
         task.classify(["x", row])
     assert len(task.classify(["x", row], truncate=True)) == 2
-    short, truncated = task.encode(["x", row], truncate=True)
+    short, truncated = task.tokenize(["x", row], truncate=True)
     assert (short.n_truncated, len(truncated.ids)) == (0, CONTEXT)
     assert truncated.n_truncated > 0
     assert task.classify([short, truncated]) == task.classify(["x", row], truncate=True)

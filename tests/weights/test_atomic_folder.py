@@ -13,7 +13,7 @@ from qkv.errors import DiskError, WeightsError
 from qkv.weights.atomic_folder import (
     MANIFEST,
     PARTIAL_PREFIX,
-    check_files_against_manifest,
+    check_folder_matches_manifest,
     read_safetensors,
     write_folder_atomically_with_manifest,
 )
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 
 def test_a_written_folder_can_be_read_back(folder):
-    check_files_against_manifest(folder)
+    check_folder_matches_manifest(folder)
     back = read_safetensors(folder / "model.safetensors")
     assert all(torch.equal(back[name], tensor) for name, tensor in TENSORS["model.safetensors"].items())
     assert (folder / "config.json").read_text() == TEXTS["config.json"]
@@ -49,12 +49,12 @@ def undetected_bit_flips(folder, n):
         at, bit = generator.randrange(len(content)), 1 << generator.randrange(8)
         path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
         try:
-            check_files_against_manifest(folder)
+            check_folder_matches_manifest(folder)
             undetected.append((path.name, at, bit))
         except WeightsError:
             pass
         path.write_bytes(content)
-    check_files_against_manifest(folder)
+    check_folder_matches_manifest(folder)
     return undetected
 
 
@@ -73,7 +73,7 @@ def test_every_changed_byte_of_the_manifest_is_detected(folder):
     for at in range(len(content)):
         manifest.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(WeightsError, match=r"manifest"):
-            check_files_against_manifest(folder)
+            check_folder_matches_manifest(folder)
 
 
 @pytest.mark.parametrize("name", [*TENSORS, *TEXTS, MANIFEST])
@@ -83,16 +83,16 @@ def test_a_truncated_extended_or_missing_file_is_detected(folder, name):
     for changed in (content[:-1], content[: len(content) // 2], b"", content + b"\n"):
         path.write_bytes(changed)
         with pytest.raises(WeightsError, match=name):
-            check_files_against_manifest(folder)
+            check_folder_matches_manifest(folder)
     path.unlink()
     with pytest.raises(WeightsError, match=rf"{name}: "):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
 
 
 def test_an_additional_file_is_detected(folder):
     (folder / "more.txt").write_text("?")
     with pytest.raises(WeightsError, match=r"more\.txt: .*\b4 files"):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
 
 
 def test_swapped_files_and_files_of_another_folder_are_detected(folder, tmp_path):
@@ -100,17 +100,17 @@ def test_swapped_files_and_files_of_another_folder_are_detected(folder, tmp_path
     write_folder_atomically_with_manifest(tmp_path / "other", tensors=others, text_files=TEXTS)
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
     with pytest.raises(WeightsError, match=r"model\.safetensors: "):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
     shutil.copy(tmp_path / "other" / MANIFEST, folder)
     with pytest.raises(WeightsError, match=r"resume\.safetensors: "):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
 
 
 def test_a_folder_instead_of_a_file_is_detected(folder):
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
     with pytest.raises(WeightsError, match=r"config\.json: .*Is a directory"):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"files": 1, "blake2b": ""}', b'{"files": {"a": 1}}',
@@ -118,7 +118,7 @@ def test_a_folder_instead_of_a_file_is_detected(folder):
 def test_an_invalid_manifest_is_rejected(folder, content):
     (folder / MANIFEST).write_bytes(content)
     with pytest.raises(WeightsError, match=r"manifest\.json"):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
 
 
 def n_operations(tmp_path):
@@ -141,7 +141,7 @@ def test_a_disk_error_at_any_operation_leaves_no_partial_folder(tmp_path, number
         assert os.strerror(number) in message
         assert not list(target.parent.glob(f"{PARTIAL_PREFIX}*"))
         if target.exists():  # only the last sync failed, so the folder is complete
-            check_files_against_manifest(target)
+            check_folder_matches_manifest(target)
 
 
 def test_too_little_disk_space_is_reported_before_writing(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_too_little_disk_space_is_reported_before_writing(tmp_path, monkeypatch)
 def test_a_failed_write_does_not_change_an_existing_folder(folder, tmp_path):
     with failing_disk(3), pytest.raises(DiskError):
         write_folder_atomically_with_manifest(tmp_path / "new", tensors=TENSORS, text_files=TEXTS)
-    check_files_against_manifest(folder)
+    check_folder_matches_manifest(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}", b"\xff" * 64])

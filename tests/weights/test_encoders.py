@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from qkv.choices import ProblemType
 from qkv.errors import ConfigError
 from qkv.weights import config_from_published
-from qkv.weights.atomic_folder import check_files_against_manifest, read_safetensors
+from qkv.weights.atomic_folder import check_folder_matches_manifest, read_safetensors
 from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import assert_same_weights
@@ -41,7 +41,7 @@ def load_with_transformers(folder):
 def test_transformers_loads_heads_and_tokenizer_and_computes_the_same(kind, tmp_path):
     loaded = random_bert(**KINDS[kind])
     save_hf(loaded, tmp_path / "out")
-    check_files_against_manifest(tmp_path / "out")
+    check_folder_matches_manifest(tmp_path / "out")
     theirs = load_with_transformers(tmp_path / "out")
     inputs = hf.AutoTokenizer.from_pretrained(tmp_path / "out")(FIRST, SECOND, return_tensors="pt")
     pair = loaded.tokenizer.encode_pair(FIRST, SECOND)

@@ -9,7 +9,7 @@ import transformers as hf
 from qkv.choices import SpecialToken
 from qkv.errors import ConfigError, InputError
 from qkv.models import build
-from qkv.weights.atomic_folder import check_files_against_manifest, read_safetensors
+from qkv.weights.atomic_folder import check_folder_matches_manifest, read_safetensors
 from qkv.weights.model_loader import ModelBundle, load_model
 from qkv.weights.save import StorageDType, save_hf
 from tests.weights.loaded_models import SHAPES, assert_same_weights, random_model
@@ -38,7 +38,7 @@ def assert_agree(ours, theirs):
 def test_transformers_loads_our_folder_and_computes_the_same(name, tmp_path):
     loaded = random_model(name)
     save_hf(loaded, tmp_path / "out")
-    check_files_against_manifest(tmp_path / "out")
+    check_folder_matches_manifest(tmp_path / "out")
     theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert_agree(loaded.model, theirs)
     tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "out")

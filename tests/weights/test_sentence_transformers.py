@@ -8,7 +8,7 @@ import pytest
 from qkv.choices import Pooling
 from qkv.config import SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
-from qkv.weights.atomic_folder import check_files_against_manifest
+from qkv.weights.atomic_folder import check_folder_matches_manifest
 from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import assert_same_weights, random_model
@@ -41,7 +41,7 @@ def test_pooling_round_trips(pooling, normalize, max_tokens, tmp_path):
     embedding = SentenceEmbedding(pooling=pooling, normalize=normalize, max_tokens=max_tokens)
     loaded = random_bert(sentence_embedding=embedding)
     save_hf(loaded, tmp_path / "out")
-    check_files_against_manifest(tmp_path / "out")
+    check_folder_matches_manifest(tmp_path / "out")
     save_native_int8(loaded, tmp_path / "int8")
     for name in ("out", "int8"):
         assert load_model(tmp_path / name).model.config.sentence_embedding == embedding
@@ -51,7 +51,7 @@ def test_pooling_round_trips(pooling, normalize, max_tokens, tmp_path):
 def test_a_changed_pooling_file_is_detected(folder):
     change_json(folder / "1_Pooling" / "config.json", pooling_mode_cls_token=True)
     with pytest.raises(WeightsError, match=r"1_Pooling/config\.json: .*\d+ bytes"):
-        check_files_against_manifest(folder)
+        check_folder_matches_manifest(folder)
 
 
 def test_a_model_without_pooling_has_no_modules_file(tmp_path):

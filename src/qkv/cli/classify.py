@@ -50,27 +50,27 @@ def classify(
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
     from qkv.cli.text_inputs import (
-        encode_in_batches_and_report_truncation,
         escape_newlines,
         iter_input_texts,
-        map_encoded_texts,
+        map_tokenized_texts,
         split_tab_separated_pairs,
+        tokenize_in_batches_and_report_truncation,
     )
     from qkv.tasks import TextEncoder
 
     task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
-    batches = encode_in_batches_and_report_truncation(
+    batches = tokenize_in_batches_and_report_truncation(
         task, split_tab_separated_pairs(iter_input_texts(texts)), truncate=truncate
     )
     predict = task.next_sentence_probability if next_sentence else task.classify
-    for encoded, result in map_encoded_texts(batches, predict):
+    for tokenized, result in map_tokenized_texts(batches, predict):
         if as_json:
-            text = encoded.texts[0] if len(encoded.texts) == 1 else encoded.texts
+            text = tokenized.texts[0] if len(tokenized.texts) == 1 else tokenized.texts
             print(json.dumps({"text": text, **_class_or_next_sentence_to_dict(result)}, ensure_ascii=False))
         elif result is None:
             print()
         else:
-            print("\t".join((*_classification_columns(result), *map(escape_newlines, encoded.texts))))
+            print("\t".join((*_classification_columns(result), *map(escape_newlines, tokenized.texts))))
 
 
 def _class_or_next_sentence_to_dict(result: "Classification | float | None") -> dict[str, object]:

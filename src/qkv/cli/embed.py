@@ -58,25 +58,25 @@ def embed(
       qkv embed bert "A cat sleeps." "A dog runs."
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
-    from qkv.cli.text_inputs import encode_in_batches_and_report_truncation, iter_input_texts, map_encoded_texts
+    from qkv.cli.text_inputs import iter_input_texts, map_tokenized_texts, tokenize_in_batches_and_report_truncation
     from qkv.tasks import TextEncoder
 
     if out is not None:
         _check_npy_output(out, as_json=as_json)
     task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
-    batches = encode_in_batches_and_report_truncation(
+    batches = tokenize_in_batches_and_report_truncation(
         task, iter_input_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens
     )
-    results = map_encoded_texts(
+    results = map_tokenized_texts(
         batches, lambda batch: list(task.embed(batch, pooling=pooling, normalize=normalize).float().cpu().numpy())
     )
     if out is not None:
         _save_npy_with_nan_rows([vector for _, vector in results], out, width=task.model.config.d_model)
         return
-    for encoded, vector in results:
+    for tokenized, vector in results:
         if as_json:
             numbers = None if vector is None else vector.tolist()
-            print(json.dumps({"text": encoded.texts[0], "vector": numbers}, ensure_ascii=False))
+            print(json.dumps({"text": tokenized.texts[0], "vector": numbers}, ensure_ascii=False))
         else:
             print("" if vector is None else " ".join(f"{number:.6g}" for number in vector))
 

@@ -41,30 +41,30 @@ def fill(
     """
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import (
-        encode_in_batches_and_report_truncation,
         escape_newlines,
         is_blank,
         iter_input_texts,
-        map_encoded_texts,
+        map_tokenized_texts,
+        tokenize_in_batches_and_report_truncation,
     )
     from qkv.tasks import TextEncoder
 
     task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
-    batches = encode_in_batches_and_report_truncation(
+    batches = tokenize_in_batches_and_report_truncation(
         task, iter_input_texts(texts), truncate=truncate, parse_special_tokens=True
     )
     n_texts, unmasked = 0, []
-    for encoded, filled in map_encoded_texts(
+    for tokenized, filled in map_tokenized_texts(
         batches, lambda batch: task.fill_mask(batch, n=top_k), is_included=task.has_mask
     ):
         n_texts += 1
-        if filled is None and not is_blank(encoded.texts):
-            unmasked.append(encoded.number)
-        text = encoded.texts[0] if filled is None else filled.text
+        if filled is None and not is_blank(tokenized.texts):
+            unmasked.append(tokenized.number)
+        text = tokenized.texts[0] if filled is None else filled.text
         masks = [] if filled is None else filled.predictions
         if as_json:
             predictions = [[asdict(prediction) for prediction in mask] for mask in masks]
-            result = {"text": encoded.texts[0], "filled": text, "masks": predictions}
+            result = {"text": tokenized.texts[0], "filled": text, "masks": predictions}
             print(json.dumps(result, ensure_ascii=False))
             continue
         columns = [

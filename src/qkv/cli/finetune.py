@@ -140,7 +140,7 @@ def finetune(
     """
     from qkv.cli.distributed import require_single_process
     from qkv.config import load_finetuning
-    from qkv.tasks.finetune import open_finetuning_run, start_finetuning
+    from qkv.tasks.finetune import open_and_verify_finetuning_run, start_finetuning
     from qkv.training import SignalInterrupt, raise_on_stop_signals
 
     torch_device = select_device(device)
@@ -148,7 +148,7 @@ def finetune(
     if resume is not None:
         allowed = ("resume", "device", "as_json")
         reject_other_options(context, allowed, "cannot be combined with --resume, which keeps the settings of the run")
-        finetune_run = open_finetuning_run(resume)
+        finetune_run = open_and_verify_finetuning_run(resume)
     else:
         if models and models[0].endswith(".toml"):
             allowed = ("models", "data", "out", "device", "as_json")

@@ -52,7 +52,7 @@ class GenerateOptions:
         output_flags = {"--stream": self.stream, "--show-steps": self.steps, "--logprobs": self.logprobs}
         used_flags = [flag for flag, is_used in output_flags.items() if is_used]
         if self.is_profiled and (self.stream or self.steps or self.beam is not None):
-            raise InputError("--profile and --trace cannot be combined with --stream, --steps or --beam")
+            raise InputError("--profile and --trace cannot be combined with --stream, --show-steps or --beam")
         if len(used_flags) > 1:
             raise InputError(f"{used_flags[0]} and {used_flags[1]} cannot be combined")
         if self.as_json and self.stream:
@@ -322,7 +322,7 @@ def _estimate_single_batch_generation_cost(
     return estimate(
         task.model.config,
         batch_size=len(continuations),
-        seq_len=_rounded_mean(len(task.encode(prompt)) for prompt in prompts),
+        seq_len=_rounded_mean(len(task.tokenize(prompt)) for prompt in prompts),
         mode=Mode.GENERATE,
         n_new_tokens=_rounded_mean(len(continuation.ids) for continuation in continuations),
         dtype=str(weight.dtype).removeprefix("torch."),

@@ -165,7 +165,7 @@ def _print_intervention_effect(view: InterventionEffect) -> None:
         location = f"{view.generated[view.position]} (after {input_token})"
     print_section(f"Log probabilities of the predictions at {location} before and after the interventions")
     _print_changes(view.changes)
-    before, after = view.before.tolist(), view.after.tolist()
+    before, after = view.log_probs_before.tolist(), view.log_probs_after.tolist()
     rows = [[token, b, a, a - b] for token, b, a in zip(view.tokens, before, after, strict=True)]
     print_table(["token", "before", "after", "change"], rows, digits=3)
     print_text(

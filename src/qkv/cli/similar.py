@@ -44,10 +44,10 @@ def similar(
 
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import (
-        encode_in_batches_and_report_truncation,
         escape_newlines,
         iter_input_texts,
-        map_encoded_texts,
+        map_tokenized_texts,
+        tokenize_in_batches_and_report_truncation,
     )
     from qkv.tasks import TextEncoder
     from qkv.tasks.similarity import find_nearest_by_dot_product
@@ -60,14 +60,14 @@ def similar(
             "meaning"
         )
     max_tokens = task.embedding.max_tokens
-    line_batches = encode_in_batches_and_report_truncation(
+    line_batches = tokenize_in_batches_and_report_truncation(
         task, (text for _, text in lines), truncate=truncate, max_tokens=max_tokens
     )
     vectors = torch.cat([task.embed(batch, normalize=True) for batch in line_batches])
-    query_batches = encode_in_batches_and_report_truncation(
+    query_batches = tokenize_in_batches_and_report_truncation(
         task, iter_input_texts(queries), truncate=truncate, max_tokens=max_tokens
     )
-    for query, neighbors in map_encoded_texts(
+    for query, neighbors in map_tokenized_texts(
         query_batches, lambda batch: find_nearest_by_dot_product(task.embed(batch, normalize=True), vectors, n=top_k)
     ):
         rows = [(neighbor.cosine, *lines[neighbor.index]) for neighbor in neighbors or ()]

@@ -13,7 +13,7 @@ from qkv.cli.progress import print_status
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from qkv.tasks import EncodedText, TextEncoder
+    from qkv.tasks import TextEncoder, TokenizedInput
     from qkv.tasks.text_encoder import TextOrPair
 
 Result = TypeVar("Result")
@@ -70,40 +70,40 @@ def is_blank(text: "TextOrPair | tuple[str, ...]") -> bool:
     return not "".join(text).strip()
 
 
-def _is_not_blank(encoded: "EncodedText") -> bool:
-    return not is_blank(encoded.texts)
+def _is_not_blank(tokenized: "TokenizedInput") -> bool:
+    return not is_blank(tokenized.texts)
 
 
-def map_encoded_texts(
-    batches: "Iterable[list[EncodedText]]",
-    function: "Callable[[list[EncodedText]], Sequence[Result]]",
+def map_tokenized_texts(
+    batches: "Iterable[list[TokenizedInput]]",
+    function: "Callable[[list[TokenizedInput]], Sequence[Result]]",
     *,
-    is_included: "Callable[[EncodedText], bool]" = _is_not_blank,
-) -> "Iterator[tuple[EncodedText, Result | None]]":
+    is_included: "Callable[[TokenizedInput], bool]" = _is_not_blank,
+) -> "Iterator[tuple[TokenizedInput, Result | None]]":
     """Apply a batched function to the texts and yield (text, result) in the order of the input.
 
     Texts that are not included (by default: blank texts) are skipped, and their result is None.
     """
     for batch in batches:
-        included = [is_included(encoded) for encoded in batch]
-        selected = [encoded for encoded, include in zip(batch, included, strict=True) if include]
+        included = [is_included(tokenized) for tokenized in batch]
+        selected = [tokenized for tokenized, include in zip(batch, included, strict=True) if include]
         results = iter(function(selected) if selected else ())
-        for encoded, include in zip(batch, included, strict=True):
-            yield encoded, next(results) if include else None
+        for tokenized, include in zip(batch, included, strict=True):
+            yield tokenized, next(results) if include else None
 
 
-def encode_in_batches_and_report_truncation(
+def tokenize_in_batches_and_report_truncation(
     task: "TextEncoder",
     texts: "Iterable[TextOrPair]",
     *,
     truncate: bool,
     max_tokens: int | None = None,
     parse_special_tokens: bool = False,
-) -> "Iterator[list[EncodedText]]":
+) -> "Iterator[list[TokenizedInput]]":
     """Tokenize the texts in batches of `TEXTS_PER_BATCH`, and print how many were truncated."""
     remaining, n_texts, n_truncated = iter(texts), 0, 0
     while batch := list(islice(remaining, TEXTS_PER_BATCH)):
-        encoded_batch = task.encode(
+        tokenized_batch = task.tokenize(
             batch,
             truncate=truncate,
             max_tokens=max_tokens,
@@ -111,8 +111,8 @@ def encode_in_batches_and_report_truncation(
             first_number=n_texts + 1,
         )
         n_texts += len(batch)
-        n_truncated += sum(encoded.n_truncated > 0 for encoded in encoded_batch)
-        yield encoded_batch
+        n_truncated += sum(tokenized.n_truncated > 0 for tokenized in tokenized_batch)
+        yield tokenized_batch
     if n_truncated:
         limit = min(max_tokens or task.model.config.context_length, task.model.config.context_length)
         print_status(f"{n_truncated:,} of {n_texts:,} texts were truncated to {limit:,} tokens")

@@ -133,7 +133,7 @@ def train_tokenizer_on_files(
     from qkv.text import train_tokenizer
 
     with progress_bar("training the tokenizer") as update:
-        texts = read_text_chunks(files, field=field, max_total_characters=TRAINING_CHARACTERS, progress=update)
+        texts = read_text_chunks(files, field=field, stop_after_characters=TRAINING_CHARACTERS, progress=update)
         return train_tokenizer(kind, texts, vocab_size=vocab_size, style=style, lowercase=lowercase)
 
 

@@ -113,14 +113,14 @@ def try_write_loss_plot_and_tensorboard(trainer: Trainer, *, tensorboard: bool) 
     """Write the loss curve and, on request, TensorBoard event files. Errors are printed and do not fail the run."""
     from qkv.data.file_io import convert_os_errors_to_disk_error
     from qkv.inspection.loss_curve import plot_loss_curve
-    from qkv.inspection.tensorboard import write_tensorboard_events
+    from qkv.inspection.tensorboard import rewrite_tensorboard_events
 
     path = trainer.run.path
     try:
         with convert_os_errors_to_disk_error(path / "loss.png", 0):
             plot_loss_curve(trainer.run.metrics).savefig(path / "loss.png")
             if tensorboard:
-                write_tensorboard_events(trainer.run.metrics, path / "tensorboard")
+                rewrite_tensorboard_events(trainer.run.metrics, path / "tensorboard")
     except QKVError as error:
         print_status(str(error))
 

@@ -61,7 +61,7 @@ class Estimate:
     def intensity(self) -> float:
         """Arithmetic intensity: FLOPs per byte moved in the forward pass with the kernel of the workload."""
         is_fused = self.workload.kernel is AttentionKernel.FUSED
-        return self.flops.forward / (self.traffic.fused if is_fused else self.traffic.unfused)
+        return self.flops.forward / (self.traffic.forward_fused if is_fused else self.traffic.forward_unfused)
 
     def as_dict(self) -> dict[str, Any]:
         return {

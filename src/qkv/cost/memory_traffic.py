@@ -14,15 +14,15 @@ from qkv.cost.workload import Mode, Workload
 class MemoryTraffic:
     """Bytes read and written. Weights are read once per run and, under autocast, cast to 16 bits once per pass.
 
-    `unfused` assumes that every operation reads its inputs and writes its outputs. `fused` assumes that attention
-    reads Q, K and V and writes its output, but never an n×n matrix.
+    `forward_unfused` assumes that every operation reads its inputs and writes its outputs. `forward_fused` assumes that
+    attention reads Q, K and V and writes its output, but never an n×n matrix.
     """
 
     weights: int
     cache: int
-    unfused: int
+    forward_unfused: int
     """Forward pass without fused attention."""
-    fused: int
+    forward_fused: int
     """Forward pass with fused attention."""
     backward_unfused: int = 0
     """Backward pass, including the forward work that activation checkpointing repeats."""
@@ -35,7 +35,7 @@ class MemoryTraffic:
     def total(self, kernel: AttentionKernel) -> int:
         """Bytes of the full step with the given attention kernel."""
         is_fused = kernel is AttentionKernel.FUSED
-        passes = self.fused + self.backward_fused if is_fused else self.unfused + self.backward_unfused
+        passes = self.forward_fused + self.backward_fused if is_fused else self.forward_unfused + self.backward_unfused
         return passes + self.update + self.clipping
 
     def as_dict(self) -> dict[str, int]:
@@ -50,8 +50,8 @@ def estimate_traffic(operations: list[Operation], workload: Workload, update: Pa
     return MemoryTraffic(
         weights=sum(op.weights * op.runs * _weight_itemsize(op, workload) for op in operations),
         cache=sum(op.cache * op.runs for op in operations) * workload.dtype.matmul_itemsize,
-        unfused=_sum_bytes(unfused, is_forward=True),
-        fused=_sum_bytes(fused, is_forward=True),
+        forward_unfused=_sum_bytes(unfused, is_forward=True),
+        forward_fused=_sum_bytes(fused, is_forward=True),
         backward_unfused=_sum_bytes(unfused, is_forward=False),
         backward_fused=_sum_bytes(fused, is_forward=False),
         update=sum(launch.n_bytes for launch in update_launches if launch.name != "clip"),

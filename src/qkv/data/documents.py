@@ -50,12 +50,12 @@ def read_text_chunks(
     paths: Sequence[str | Path],
     *,
     field: str = "text",
-    max_total_characters: int | None = None,
+    stop_after_characters: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[str]:
     """Read texts without document boundaries, for example to train a tokenizer.
 
-    Stops after about `max_total_characters` characters. `progress` is called with the number of bytes read and the
+    Stops after about `stop_after_characters` characters. `progress` is called with the number of bytes read and the
     total.
     """
     sources = parse_text_sources(paths)
@@ -67,7 +67,7 @@ def read_text_chunks(
                 n_characters += len(chunk.text)
                 if progress is not None:
                     progress(done + opened.n_bytes, total)
-                if max_total_characters is not None and n_characters >= max_total_characters:
+                if stop_after_characters is not None and n_characters >= stop_after_characters:
                     return
             done += opened.n_bytes
 

@@ -44,7 +44,7 @@ class PairBatch:
     targets: Ids
     counts: Int[Tensor, "batch"]
     """Number of targets of each row."""
-    full_batch_rows: int
+    n_rows_at_max_length: int
     """Number of rows of a batch of the longest pairs."""
 
     @property
@@ -63,7 +63,7 @@ class PairBatch:
 
     def split(self, n_rows: int) -> "Iterator[PairBatch]":
         """Split the batch into as many micro-batches as a batch of the longest pairs has with `n_rows` rows each."""
-        n_parts = -(-self.full_batch_rows // n_rows)
+        n_parts = -(-self.n_rows_at_max_length // n_rows)
         size = -(-len(self.ids) // n_parts)
         for start in range(0, len(self.ids), size):
             part = slice(start, start + size)
@@ -169,7 +169,7 @@ class PairBatches:
         rows = _reshape_and_pad_pair_indices(pairs, n_rows=-(-bucket.rows_per_batch // n_joined), width=n_joined)
         low, high = rank_row_range(len(rows), rank=rank, world_size=world_size)
         return assemble_joined_pair_batch(
-            self.store, rows[low:high], length=n_joined * bucket.row_length, full_batch_rows=self.batch_size
+            self.store, rows[low:high], length=n_joined * bucket.row_length, n_rows_at_max_length=self.batch_size
         )
 
     def eval_batch(self, t: int) -> PairBatch:
@@ -182,7 +182,7 @@ class PairBatches:
         bucket = self.buckets[number]
         pairs = bucket.pair_indices[first : first + bucket.rows_per_batch]
         return assemble_joined_pair_batch(
-            self.store, pairs[:, None], length=bucket.row_length, full_batch_rows=self.batch_size
+            self.store, pairs[:, None], length=bucket.row_length, n_rows_at_max_length=self.batch_size
         )
 
     def _bucket_number_and_first_pair(self, batch_index: int) -> tuple[int, int]:
@@ -207,7 +207,7 @@ class PairBatches:
 
 
 def assemble_joined_pair_batch(
-    store: PairStore, pairs_by_row: Indices, *, length: int, full_batch_rows: int
+    store: PairStore, pairs_by_row: Indices, *, length: int, n_rows_at_max_length: int
 ) -> PairBatch:
     """Build a batch whose rows are concatenated pairs, given as indices of shape (row, pair).
 
@@ -225,7 +225,7 @@ def assemble_joined_pair_batch(
         ids=torch.from_numpy(ids),
         targets=torch.from_numpy(targets),
         counts=torch.from_numpy(counts),
-        full_batch_rows=full_batch_rows,
+        n_rows_at_max_length=n_rows_at_max_length,
     )
 
 

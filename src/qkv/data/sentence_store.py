@@ -65,12 +65,12 @@ class SentenceStore:
         first, last = self.document_at(np.array([self.start, self.stop - 1]))
         return range(int(first), int(last) + 1)
 
-    def split(self, second_fraction: float) -> "tuple[SentenceStore, SentenceStore]":
+    def split(self, second_token_fraction: float) -> "tuple[SentenceStore, SentenceStore]":
         """Split the store into two parts. The second part contains about this fraction of the tokens.
 
         The store is split between documents if each part has at least two, and between sentences otherwise.
         """
-        goal = np.array([round(self.stop - second_fraction * self.n_text_tokens)])
+        goal = np.array([round(self.stop - second_token_fraction * self.n_text_tokens)])
         first, n = self.document_range.start, len(self.document_range)
         if n >= 4:
             chosen = np.clip(self.document_at(goal) - 1, first + 1, first + n - 3)
@@ -79,7 +79,8 @@ class SentenceStore:
             split_position = int(self.boundaries[self.next_boundary(goal)][0])
         if not self.start < split_position < self.stop:
             raise InputError(
-                f"cannot split off {second_fraction:.0%} of {self.n_text_tokens} tokens without splitting a sentence"
+                f"cannot split off {second_token_fraction:.0%} of {self.n_text_tokens} tokens "
+                "without splitting a sentence"
             )
         return replace(self, stop=split_position), replace(self, start=split_position)
 

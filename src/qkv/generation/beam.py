@@ -182,7 +182,7 @@ def _new_constraint_continuations(
     wanted = [
         (parent, token_id)
         for parent, beam in enumerate(search.beams)
-        for token_id in sorted(search.constraint_advancing_ids(beam.ids))
+        for token_id in sorted(search.constraint_advancing_or_stop_ids(beam.ids))
     ]
     return [
         _Continuation(float(totals[parent, token_id]), parent, token_id, float(log_p[parent, token_id]))
@@ -229,7 +229,7 @@ class _SequenceBeams:
             forbidden |= {ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == tail}
         return forbidden
 
-    def constraint_advancing_ids(self, ids: list[int]) -> set[int]:
+    def constraint_advancing_or_stop_ids(self, ids: list[int]) -> set[int]:
         """Ids that advance a constraint, or the stop ids if all constraints are satisfied."""
         if self.constraints.n_tokens == 0:
             return set()

@@ -46,7 +46,7 @@ class CUDADecodeStepPool:
         rounded = -(-capacity // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         capacity = min(rounded, self._model.config.context_length)
         with self._lock:
-            step = self._find_or_create(batch, capacity)
+            step = self._find_or_create_for_current_weights(batch, capacity)
             step.in_use = True
         try:
             yield step
@@ -55,7 +55,7 @@ class CUDADecodeStepPool:
             if step.cache.batch != batch:  # the step cannot be reused because rows were removed from its cache
                 self._steps = [pooled for pooled in self._steps if pooled is not step]
 
-    def _find_or_create(self, batch: int, capacity: int) -> CUDADecodeStep:
+    def _find_or_create_for_current_weights(self, batch: int, capacity: int) -> CUDADecodeStep:
         versions = [tensor_version(tensor) for tensor in self._model.parameters()]
         if self._weights is None or versions != self._versions:
             self._weights, self._versions, self._steps = KernelWeights(self._model), versions, []

@@ -138,10 +138,10 @@ def plot_intervention_effect(view: InterventionEffect, title: str) -> "Figure":
     prediction_axis, divergence_axis = figure.subplots(1, 2)
     rows = range(len(view.ids))
     prediction_axis.barh(
-        [row - 0.2 for row in rows], view.before.exp().tolist(), height=0.38, color="0.7", label="before"
+        [row - 0.2 for row in rows], view.log_probs_before.exp().tolist(), height=0.38, color="0.7", label="before"
     )
     prediction_axis.barh(
-        [row + 0.2 for row in rows], view.after.exp().tolist(), height=0.38, color=ORANGE, label="after"
+        [row + 0.2 for row in rows], view.log_probs_after.exp().tolist(), height=0.38, color=ORANGE, label="after"
     )
     prediction_axis.set_yticks(rows, view.tokens, fontsize=8)
     prediction_axis.invert_yaxis()

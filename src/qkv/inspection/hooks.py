@@ -52,7 +52,7 @@ def _make_replacer(name: str, replacement: Replacement) -> Callable[[Tensor], Te
 
 
 @contextmanager
-def ablate_head(model: nn.Module, attention_pattern: str, head: int) -> Iterator[None]:
+def ablate_head(model: nn.Module, module_pattern: str, head: int) -> Iterator[None]:
     """Ablate one head: its result is zero before the output projection."""
 
     def zero_head(heads: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def ablate_head(model: nn.Module, attention_pattern: str, head: int) -> Iterator
         return heads
 
     with ExitStack() as stack:
-        for name, attention in _match_attentions(model, attention_pattern).items():
+        for name, attention in _match_attentions(model, module_pattern).items():
             _check_head_index(name, attention, head)
             stack.callback(attention.head_outputs.intervene(zero_head))
         yield
@@ -69,7 +69,7 @@ def ablate_head(model: nn.Module, attention_pattern: str, head: int) -> Iterator
 
 @contextmanager
 def mask_attention(
-    model: nn.Module, attention_pattern: str, *, query: int, key: int, head: int | None = None
+    model: nn.Module, module_pattern: str, *, query: int, key: int, head: int | None = None
 ) -> Iterator[None]:
     """Mask attention from position `query` to position `key` in the matching layers, for one head or all.
 
@@ -92,14 +92,14 @@ def mask_attention(
         return replace(inputs, mask=Mask(dense=visible))
 
     with ExitStack() as stack:
-        for name, attention in _match_attentions(model, attention_pattern).items():
+        for name, attention in _match_attentions(model, module_pattern).items():
             if head is not None:
                 _check_head_index(name, attention, head)
             stack.callback(attention.inputs.intervene(mask_edge))
         yield
     if not reached:
         raise AttentionEdgeNotReachedError(
-            f"cannot mask attention from query {query} to key {key} of '{attention_pattern}' because no forward pass "
+            f"cannot mask attention from query {query} to key {key} of '{module_pattern}' because no forward pass "
             "computed it"
         )
 

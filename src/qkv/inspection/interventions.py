@@ -71,14 +71,13 @@ class InterventionEffect(ShortRepr):
     ids: list[int]
     """The most likely tokens before and after, without duplicates, by decreasing probability before."""
     tokens: list[str]
-    before: Float[Tensor, " guess"]
-    """Log-probabilities."""
-    after: Float[Tensor, " guess"]
+    log_probs_before: Float[Tensor, " guess"]
+    log_probs_after: Float[Tensor, " guess"]
     divergence: Float[Tensor, " position"]
     """KL(before ‖ after) in nats at every position."""
-    target_before: Float[Tensor, " position"]
+    target_log_probs_before: Float[Tensor, " position"]
     """Log-probability of the actual token (next token, or the token itself for a BERT). NaN if it is unknown."""
-    target_after: Float[Tensor, " position"]
+    target_log_probs_after: Float[Tensor, " position"]
 
 
 @contextmanager
@@ -163,11 +162,11 @@ def measure_effect(
         generated=None if model_input.generated is None else model_input.generated.labels,
         changes=[describe_intervention(intervention, model_input) for intervention in interventions],
         tokens=[mark_whitespace(token_text_or_vocabulary_name(tokenizer, token_id)) for token_id in ids],
-        before=before[position, ids],
-        after=after[position, ids],
+        log_probs_before=before[position, ids],
+        log_probs_after=after[position, ids],
         divergence=F.kl_div(after, before, reduction="none", log_target=True).sum(-1),
-        target_before=target_log_probs(before, model_input),
-        target_after=target_log_probs(after, model_input),
+        target_log_probs_before=target_log_probs(before, model_input),
+        target_log_probs_after=target_log_probs(after, model_input),
     )
 
 

@@ -18,7 +18,7 @@ def import_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
         ) from None
 
 
-def write_tensorboard_events(metrics_path: Path, folder: Path) -> None:
+def rewrite_tensorboard_events(metrics_path: Path, folder: Path) -> None:
     """Write every number in metrics.jsonl as a TensorBoard scalar. Replaces the contents of the folder."""
     library = import_tensorboard()
     shutil.rmtree(folder, ignore_errors=True)

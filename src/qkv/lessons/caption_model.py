@@ -134,5 +134,5 @@ def _to_pair_batch(scenes: Scenes) -> PairBatch:
         ids=_shift_right(scenes.captions),
         targets=scenes.captions,
         counts=torch.full((n,), n_words),
-        full_batch_rows=n,
+        n_rows_at_max_length=n,
     )

@@ -34,7 +34,7 @@ def lesson(seed: int) -> DrawFigure:
     greedy_steps = [
         (step.sequence, step.logits.softmax(-1))
         for step in generate_tokens(
-            task.model, [task.encode(GENERATION_PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0)
+            task.model, [task.tokenize(GENERATION_PROMPT)], max_new=N_NEW, sampling=SamplingConfig(temperature=0)
         )
     ]
     ids = greedy_steps[-1][0].ids
@@ -107,7 +107,7 @@ def _print_sampling_effects_at_max_entropy(task: LanguageModel, probabilities: T
 def _print_samples(task: LanguageModel, seed: int) -> None:
     print_section("Samples of at most 60 new tokens")
     sampling = SamplingConfig(temperature=1.0, seed=seed)
-    prompts = [task.encode(GENERATION_PROMPT)] * 3 + [task.encode("The end. They lived happily ever")]
+    prompts = [task.tokenize(GENERATION_PROMPT)] * 3 + [task.tokenize("The end. They lived happily ever")]
     for sequence in generate(task.model, prompts, max_new=60, sampling=sampling, stop_ids=task.stop_ids):
         text = " ".join(task.tokenizer.decode(sequence.ids).split())
         print_text(f"""{text} [{sequence.finish_reason.value if sequence.finish_reason else ""},

@@ -55,7 +55,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
     print_text(f"The row sums are between {weights.sum(-1).min().item():.4f} and {weights.sum(-1).max().item():.4f}.")
     print_text("Query 3 attends to keys " + ", ".join(str(key) for key in weights[3].nonzero()[:, 0].tolist()) + ".")
     _print_slide_comparison(weights[N - 1])
-    _print_lecture_d_masked_attention()
+    _print_lecture_d_mask_scores_and_weights()
     return lambda: _draw_heatmaps(scores, masked, weights)
 
 
@@ -68,7 +68,7 @@ def _print_slide_comparison(last_query_weights: Tensor) -> None:
     )
 
 
-def _print_lecture_d_masked_attention() -> None:
+def _print_lecture_d_mask_scores_and_weights() -> None:
     print_section("The 5 × 5 mask of lecture D")
     visible = CAUSAL.to_dense(5, 5, torch.device("cpu"))[0, 0].tolist()
     numbers = range(1, 6)

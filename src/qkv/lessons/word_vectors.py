@@ -35,7 +35,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     print_matrix(vectors.cosine, rows=COMPARED, columns=COMPARED, corner="cos")
     print_text("Euclidean distance (0: the same vector):")
     print_matrix(vectors.euclidean, rows=COMPARED, columns=COMPARED, corner="‖a−b‖")
-    _print_nearest_words(task)
+    _print_nearest_words_by_cosine_and_distance(task)
     _print_contextual_similarities_by_layer(task)
     all_vectors = word_vectors(task, WORDS)
     return lambda: plot_word_map(
@@ -44,7 +44,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
     )  # fmt: skip
 
 
-def _print_nearest_words(task: LanguageModel) -> None:
+def _print_nearest_words_by_cosine_and_distance(task: LanguageModel) -> None:
     print_section("The nearest words by cosine similarity and by Euclidean distance")
     rows = task.model.embedding.token.weight.detach()
     # Only keep complete words, which are tokens that consist of a space followed by letters.

@@ -101,7 +101,7 @@ class Explorer:
             "attention": (schemas.LayerRequest, views.layer_attention_view, False),
             "tile": (schemas.AttentionTileRequest, views.attention_tile_view, False),
             "row": (schemas.RowRequest, views.row_view, False),
-            "map": (schemas.MapRequest, views.pooled_map_view, False),
+            "map": (schemas.MapRequest, views.max_pooled_map_view, False),
             "neuron": (schemas.NeuronViewRequest, views.neuron_view, True),
             "residual": (schemas.StackRequest, views.residual_view, True),
             "attention_output": (schemas.RowRequest, views.head_norms_and_value_weighted_view, True),

@@ -87,7 +87,7 @@ def _encode_dtype_and_array(value: Tensor | WeightsToQuantize) -> tuple[str, np.
     return kind, value.detach().cpu().numpy().astype(DTYPES[kind], order="C")
 
 
-def _build_sqrt_half_step_to_coarse_byte() -> np.ndarray:
+def _build_compressible_byte_table() -> np.ndarray:
     """Returns the byte for each half step of the square root.
 
     Below 62 only every fourth byte is used, and below 126 every second. Most weights are that small, so the compressed
@@ -98,7 +98,7 @@ def _build_sqrt_half_step_to_coarse_byte() -> np.ndarray:
     return (np.round(half_steps / step) * step).astype(np.uint8)
 
 
-_BYTE_OF_HALF_STEP = _build_sqrt_half_step_to_coarse_byte()
+_BYTE_OF_HALF_STEP = _build_compressible_byte_table()
 
 
 def _insert_arrays(value: Any, arrays: list[np.ndarray]) -> Any:  # noqa: ANN401

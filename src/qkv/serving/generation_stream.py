@@ -126,7 +126,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
         raise InputError(f"{loaded.id}: streaming text generation requires a GPT")
     if any(isinstance(spec, PatchSpec) for spec in request.interventions):
         raise InputError("interventions during generation must be head ablations or masked edges, got a patch")
-    prompt = list(request.ids) if request.ids is not None else task.encode(request.text or "")
+    prompt = list(request.ids) if request.ids is not None else task.tokenize(request.text or "")
     vocab_size = task.model.config.vocab_size
     for token_id in prompt:
         check_index("id", token_id, vocab_size, unit="ids of the vocabulary")
@@ -231,7 +231,7 @@ def _estimate_step_cost(observed: _AttentionRecordingDecoder, mode: Mode, seq_le
     calibration = observed.calibration
     return {
         "flops": estimate.flops.forward,
-        "bytes": estimate.traffic.fused,
+        "bytes": estimate.traffic.forward_fused,
         "predicted_ms": None if calibration is None else 1000 * predict_time(config, work, calibration).seconds,
         "bound_ms": 1000 * roofline_bound(estimate, find_device("cpu")).seconds,
     }

@@ -29,7 +29,7 @@ class RegisteredModel:
 
     id: str
     source: str
-    """`shipped_model_folders`, `user`, `memory`, or `checkpoint` of a run folder that the user opened."""
+    """`shipped`, `user`, `memory`, or `checkpoint` of a run folder that the user opened."""
     path: Path | None = None
     task: Task | None = None
     config: ModelConfig | None = None

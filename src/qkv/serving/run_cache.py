@@ -264,13 +264,19 @@ def _intervention_effect_to_json(run: Run) -> dict[str, Any]:
             n=N_TOP_TOKENS,
         )
     target_ids = run.model_input.sequence.ids if run.model_input.next_ids is None else run.model_input.next_ids
-    targets = zip(target_ids, effect.target_before.tolist(), effect.target_after.tolist(), strict=False)
+    targets = zip(
+        target_ids, effect.target_log_probs_before.tolist(), effect.target_log_probs_after.tolist(), strict=False
+    )
     return {
         "position": effect.position,
         "top_tokens": [
             {"id": token_id, "label": token, "before": before, "after": after}
             for token_id, token, before, after in zip(
-                effect.ids, effect.tokens, effect.before.exp().tolist(), effect.after.exp().tolist(), strict=True
+                effect.ids,
+                effect.tokens,
+                effect.log_probs_before.exp().tolist(),
+                effect.log_probs_after.exp().tolist(),
+                strict=True,
             )
         ],
         "targets": [

@@ -147,7 +147,7 @@ def attention_rows(run: Run, stack: AttentionStack, layer: int, queries: list[in
     return record.weights(queries)[0]
 
 
-def pooled_map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]:
+def max_pooled_map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]:
     view = build_attention_map(run, request)
     weights, p = max_pool_map(view.weights, MAX_CELLS)
     return {
@@ -250,7 +250,7 @@ def embeddings_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, An
 
 def compare_view(left: Run, right: Run, request: schemas.CompareRunsRequest) -> dict[str, Any]:
     """Returns the maps of two runs, and their difference if they have the same shape."""
-    left_map, right_map = (pooled_map_view(run, request) for run in (left, right))
+    left_map, right_map = (max_pooled_map_view(run, request) for run in (left, right))
     left_shape, right_shape = (tuple(view["weights"].shape) for view in (left_map, right_map))
     reason, difference = "", None
     if left_shape == right_shape:

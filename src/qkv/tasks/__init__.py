@@ -3,19 +3,19 @@
 from qkv.tasks.language_model import Continuation, LanguageModel
 from qkv.tasks.loader import Task, load, load_as, load_pretrained, resolve_or_download_model_folder
 from qkv.tasks.similarity import SimilarText
-from qkv.tasks.text_encoder import Classification, EncodedText, FilledText, MaskPrediction, TextEncoder
+from qkv.tasks.text_encoder import Classification, FilledText, MaskPrediction, TextEncoder, TokenizedInput
 from qkv.tasks.translator import Translation, TranslationHypothesis, Translator
 
 __all__ = [
     "Classification",
     "Continuation",
-    "EncodedText",
     "FilledText",
     "LanguageModel",
     "MaskPrediction",
     "SimilarText",
     "Task",
     "TextEncoder",
+    "TokenizedInput",
     "Translation",
     "TranslationHypothesis",
     "Translator",

@@ -138,7 +138,7 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
     return FinetuneRun(run=run, settings=settings, task=task)
 
 
-def open_finetuning_run(out: Path) -> FinetuneRun:
+def open_and_verify_finetuning_run(out: Path) -> FinetuneRun:
     """Open an existing run folder and check that its data files are unchanged."""
     if not (out / CONFIG_FILE).is_file():
         raise RunError(f"{out}: not a fine-tuning run ({CONFIG_FILE} is missing)")

@@ -127,7 +127,7 @@ class LanguageModel:
 
         Without `with_logits`, a GPU decodes several tokens before the first one is returned.
         """
-        ids = [self.encode(prompt) for prompt in prompts]
+        ids = [self.tokenize(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, context_ids=prompt_ids) for prompt_ids in ids]
         stops = [StopStringFilter(stop) for _ in prompts]
         for step in generate_tokens(
@@ -152,7 +152,7 @@ class LanguageModel:
         """Returns the `beam.n_best` best continuations of each prompt, best first."""
         continuations: list[list[Continuation]] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
-            ids = [self.encode(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
+            ids = [self.tokenize(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
             results = beam_generate(
                 self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, prepacked=self._prepacked
             )
@@ -165,7 +165,7 @@ class LanguageModel:
         end = self.tokenizer.find_special_id(SpecialToken.EOS)
         return frozenset() if end is None else frozenset({end})
 
-    def encode(self, prompt: str) -> list[int]:
+    def tokenize(self, prompt: str) -> list[int]:
         """Tokenize a prompt. An empty prompt becomes the begin token if the tokenizer has one."""
         ids = self.tokenizer.encode(prompt)
         if ids:

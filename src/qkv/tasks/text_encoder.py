@@ -24,7 +24,7 @@ TextOrPair = str | tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedText:
+class TokenizedInput:
     """A tokenized text or pair."""
 
     texts: tuple[str, ...]
@@ -36,7 +36,7 @@ class EncodedText:
     """Number of tokens removed by truncation."""
 
 
-TextInputs = Sequence[TextOrPair | EncodedText]
+TextInputs = Sequence[TextOrPair | TokenizedInput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class TextEncoder:
         }
         return ["embed", *(task for task, head in heads.items() if head is not None)]
 
-    def encode(
+    def tokenize(
         self,
         texts: TextInputs,
         *,
@@ -110,37 +110,40 @@ class TextEncoder:
         max_tokens: int | None = None,
         parse_special_tokens: bool = False,
         first_number: int = 1,
-    ) -> list[EncodedText]:
-        """Tokenize texts. Texts that are already encoded are returned unchanged.
+    ) -> list[TokenizedInput]:
+        """Tokenize texts. Texts that are already tokenized are returned unchanged.
 
         `max_tokens` lowers the limit below the context length. `first_number` is the number of the first text in error
         messages.
         """
         texts = [texts] if isinstance(texts, str) else texts
         limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
-        rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, EncodedText)]
+        rows = [(text,) if isinstance(text, str) else text for text in texts if not isinstance(text, TokenizedInput)]
         encodings = zip(
             rows, encode_texts(self.tokenizer, rows, parse_special_tokens=parse_special_tokens), strict=True
         )
-        encoded_texts = []
+        tokenized_texts = []
         for number, text in enumerate(texts, start=first_number):
-            if isinstance(text, EncodedText):
-                encoded = text
+            if isinstance(text, TokenizedInput):
+                tokenized = text
             else:
                 row, ids = next(encodings)
-                encoded = EncodedText(texts=row, number=number, ids=ids.ids, segments=ids.segments)
-                if truncate and len(encoded.ids) > limit:
+                tokenized = TokenizedInput(texts=row, number=number, ids=ids.ids, segments=ids.segments)
+                if truncate and len(tokenized.ids) > limit:
                     truncated = encode_truncated(self.tokenizer, row, limit, parse_special_tokens=parse_special_tokens)
-                    encoded = replace(
-                        encoded, ids=truncated.ids, segments=truncated.segments, n_truncated=len(encoded.ids) - limit
+                    tokenized = replace(
+                        tokenized,
+                        ids=truncated.ids,
+                        segments=truncated.segments,
+                        n_truncated=len(tokenized.ids) - limit,
                     )
-            if len(encoded.ids) > limit:
+            if len(tokenized.ids) > limit:
                 raise ContextLengthError(
-                    f"text {encoded.number} has {len(encoded.ids):,} tokens, which exceeds the limit "
+                    f"text {tokenized.number} has {len(tokenized.ids):,} tokens, which exceeds the limit "
                     f"of {limit:,}; use --truncate or truncate=True to truncate the text"
                 )
-            encoded_texts.append(encoded)
-        return encoded_texts
+            tokenized_texts.append(tokenized)
+        return tokenized_texts
 
     @torch.no_grad()
     def embed(
@@ -159,9 +162,9 @@ class TextEncoder:
             return self.embed([texts], pooling=pooling, normalize=normalize, truncate=truncate)[0]
         settings = self.embedding
         pooling = settings.pooling if pooling is None else _parse_pooling(pooling)
-        encoded_texts = self.encode(texts, max_tokens=settings.max_tokens, truncate=truncate)
-        vectors = self.model.embedding.token.weight.new_empty(len(encoded_texts), self.model.config.d_model)
-        for batch in self._encode_batches(encoded_texts):
+        tokenized_texts = self.tokenize(texts, max_tokens=settings.max_tokens, truncate=truncate)
+        vectors = self.model.embedding.token.weight.new_empty(len(tokenized_texts), self.model.config.d_model)
+        for batch in self._encode_batches(tokenized_texts):
             match pooling:
                 case Pooling.CLS:
                     vectors[batch.indices] = batch.states[:, 0]
@@ -208,13 +211,13 @@ class TextEncoder:
             return self.fill_mask([texts], n=n, truncate=truncate)[0]
         self._require_head("masked_lm", "masked-word head", "fill masks")
         mask = self.tokenizer.special_id(SpecialToken.MASK)
-        encoded_texts = self.encode(texts, parse_special_tokens=True, truncate=truncate)
-        for encoded in encoded_texts:
-            if not self.has_mask(encoded):
-                scope = f" in its first {len(encoded.ids)} tokens" if encoded.n_truncated else ""
-                raise InputError(f"text {encoded.number}: contains no {self.tokenizer.id_to_token(mask)}{scope}")
-        predictions: list[list[list[MaskPrediction]]] = [[] for _ in encoded_texts]
-        for batch in self._encode_batches(encoded_texts):
+        tokenized_texts = self.tokenize(texts, parse_special_tokens=True, truncate=truncate)
+        for tokenized in tokenized_texts:
+            if not self.has_mask(tokenized):
+                scope = f" in its first {len(tokenized.ids)} tokens" if tokenized.n_truncated else ""
+                raise InputError(f"text {tokenized.number}: contains no {self.tokenizer.id_to_token(mask)}{scope}")
+        predictions: list[list[list[MaskPrediction]]] = [[] for _ in tokenized_texts]
+        for batch in self._encode_batches(tokenized_texts):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_lm_logits(batch.states[rows, columns][None])[0].float()
             # The model may have more rows than the tokenizer has ids. These are never predicted.
@@ -223,7 +226,7 @@ class TextEncoder:
                 [
                     not follows_word
                     for index in batch.indices
-                    for follows_word in self._mask_follows_word(encoded_texts[index])
+                    for follows_word in self._mask_follows_word(tokenized_texts[index])
                 ]
             )
             probabilities[
@@ -234,8 +237,8 @@ class TextEncoder:
                 pairs = zip(ids, values, strict=True)
                 predictions[batch.indices[row]].append([MaskPrediction(i, self._display_token(i), p) for i, p in pairs])
         return [
-            FilledText(text=self._fill_text(encoded, masks), predictions=masks)
-            for encoded, masks in zip(encoded_texts, predictions, strict=True)
+            FilledText(text=self._fill_text(tokenized, masks), predictions=masks)
+            for tokenized, masks in zip(tokenized_texts, predictions, strict=True)
         ]
 
     @cached_property
@@ -244,14 +247,14 @@ class TextEncoder:
         names = (self.tokenizer.id_to_token(token_id) for token_id in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
-    def _mask_follows_word(self, encoded: EncodedText) -> list[bool]:
+    def _mask_follows_word(self, tokenized: TokenizedInput) -> list[bool]:
         """Returns for each mask whether it directly follows a word."""
-        before = "\t".join(encoded.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
-        n_masks = encoded.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
+        before = "\t".join(tokenized.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
+        n_masks = tokenized.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
         follows_word = [part[-1:].isalnum() for part in before][:n_masks]
         return follows_word + [False] * (n_masks - len(follows_word))
 
-    def has_mask(self, text: EncodedText) -> bool:
+    def has_mask(self, text: TokenizedInput) -> bool:
         """Returns whether a text contains a mask token."""
         return self.tokenizer.special_id(SpecialToken.MASK) in text.ids
 
@@ -267,14 +270,14 @@ class TextEncoder:
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         self._require_head("classifier", "classification head", "classify")
-        encoded_texts = self.encode(texts, truncate=truncate)
+        tokenized_texts = self.tokenize(texts, truncate=truncate)
         classifications: dict[int, Classification] = {}
-        for batch in self._encode_batches(encoded_texts):
+        for batch in self._encode_batches(tokenized_texts):
             logits = self.model.class_logits(batch.states).float()
             classifications |= {
                 index: self._to_classification(row) for index, row in zip(batch.indices, logits, strict=True)
             }
-        return [classifications[index] for index in range(len(encoded_texts))]
+        return [classifications[index] for index in range(len(tokenized_texts))]
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -286,15 +289,15 @@ class TextEncoder:
     def next_sentence_probability(self, pairs: TextInputs, *, truncate: bool = False) -> list[float]:
         """Returns the probability that the second text of each pair follows the first."""
         self._require_head("next_sentence", "next-sentence head", "predict whether a text follows")
-        encoded_texts = self.encode(pairs, truncate=truncate)
-        for encoded in encoded_texts:
-            if len(encoded.texts) != 2:
-                raise InputError(f"text {encoded.number}: expected a pair of texts, got a single text")
+        tokenized_texts = self.tokenize(pairs, truncate=truncate)
+        for tokenized in tokenized_texts:
+            if len(tokenized.texts) != 2:
+                raise InputError(f"text {tokenized.number}: expected a pair of texts, got a single text")
         follows: dict[int, float] = {}
-        for batch in self._encode_batches(encoded_texts):
+        for batch in self._encode_batches(tokenized_texts):
             probabilities = self.model.next_sentence_logits(batch.states).float().softmax(-1)[:, 0]
             follows |= dict(zip(batch.indices, probabilities.tolist(), strict=True))
-        return [follows[index] for index in range(len(encoded_texts))]
+        return [follows[index] for index in range(len(tokenized_texts))]
 
     def _to_classification(self, logits: Float[Tensor, " class"]) -> Classification:
         problem = self.model.config.problem_type
@@ -315,13 +318,13 @@ class TextEncoder:
         """
         self._encoder.compile()
 
-    def _encode_batches(self, encoded_texts: Sequence[EncodedText]) -> Iterator[EncodedBatch]:
+    def _encode_batches(self, tokenized_texts: Sequence[TokenizedInput]) -> Iterator[EncodedBatch]:
         """Yield the final states of all texts, in batches of similar length."""
         has_pairs = self.model.config.has_multiple_segments and any(
-            len(encoded.texts) == 2 for encoded in encoded_texts
+            len(tokenized.texts) == 2 for tokenized in tokenized_texts
         )
-        segments = [encoded.segments for encoded in encoded_texts] if has_pairs else None
-        return self._encoder.encode_batches([encoded.ids for encoded in encoded_texts], segments)
+        segments = [tokenized.segments for tokenized in tokenized_texts] if has_pairs else None
+        return self._encoder.encode_batches([tokenized.ids for tokenized in tokenized_texts], segments)
 
     def _require_head(self, attribute: str, head_name: str, action: str) -> None:
         if getattr(self.model, attribute) is None:
@@ -334,8 +337,8 @@ class TextEncoder:
         text = self.tokenizer.decode([token_id], skip_special_tokens=False).strip()
         return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.tokenizer.id_to_token(token_id)
 
-    def _fill_text(self, encoded: EncodedText, predictions: list[list[MaskPrediction]]) -> str:
-        text, mask_text = "\t".join(encoded.texts), self.tokenizer.special_tokens[SpecialToken.MASK]
+    def _fill_text(self, tokenized: TokenizedInput, predictions: list[list[MaskPrediction]]) -> str:
+        text, mask_text = "\t".join(tokenized.texts), self.tokenizer.special_tokens[SpecialToken.MASK]
         for mask_predictions in predictions:
             before, _, after = text.partition(mask_text)
             token = mask_predictions[0].token

@@ -15,15 +15,19 @@ def split_to_fit(text: str, fits: Fits, *, fits_joined: Fits | None = None) -> l
     returned unchanged.
     """
     fits_joined = fits_joined or fits
-    return [text] if fits_joined(text) else list(_merge_while_fitting(_split_sentences_to_fit(text, fits), fits_joined))
+    return (
+        [text]
+        if fits_joined(text)
+        else list(_join_with_spaces_while_fitting(_split_sentences_to_fit(text, fits), fits_joined))
+    )
 
 
 def _split_sentences_to_fit(text: str, fits: Fits) -> Iterator[str]:
     for sentence in split_sentences(text):
-        yield from [sentence] if fits(sentence) else _merge_while_fitting(iter(sentence.split()), fits)
+        yield from [sentence] if fits(sentence) else _join_with_spaces_while_fitting(iter(sentence.split()), fits)
 
 
-def _merge_while_fitting(parts: Iterator[str], fits: Fits) -> Iterator[str]:
+def _join_with_spaces_while_fitting(parts: Iterator[str], fits: Fits) -> Iterator[str]:
     """Join consecutive parts as long as they fit."""
     current = ""
     for part in parts:

@@ -83,7 +83,7 @@ def build_loss(model: Model, work: Workload) -> Callable[[], Tensor]:
     return loss
 
 
-def build_forward_backward_step(model: Model, work: Workload) -> Step:
+def build_loss_and_backward_step(model: Model, work: Workload) -> Step:
     """Returns a function that runs the forward and backward pass of a training step without the update."""
     loss, parameters = build_loss(model, work), list(model.parameters())
 

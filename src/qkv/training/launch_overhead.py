@@ -12,8 +12,8 @@ from qkv.cost.prediction import EAGER_FAMILY, launch_overhead_family
 from qkv.cost.workload import Mode, Precision, Workload
 from qkv.training.benchmark_steps import (
     Step,
-    build_forward_backward_step,
     build_loss,
+    build_loss_and_backward_step,
     build_random_model,
     configure_model_and_build_step,
 )
@@ -104,7 +104,7 @@ def _build_steps_by_family_and_mode(configs: list[ModelConfig], timer: Timer, wo
     steps = {f"{name}.{mode.value}": [configure_model_and_build_step(model, work) for model in models]}
     if mode is Mode.TRAIN:
         steps[f"{name}.train_forward"] = [build_loss(model, work) for model in models]
-        steps[f"{name}.train_gradients"] = [build_forward_backward_step(model, work) for model in models]
+        steps[f"{name}.train_gradients"] = [build_loss_and_backward_step(model, work) for model in models]
     return steps
 
 

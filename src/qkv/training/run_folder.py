@@ -32,7 +32,7 @@ from qkv.errors import RunError, WeightsError
 from qkv.training.sharded_tensors import SHARDS_FOLDER, load_sharded
 from qkv.weights.atomic_folder import (
     PARTIAL_PREFIX,
-    check_files_against_manifest,
+    check_folder_matches_manifest,
     read_safetensors,
     write_folder_atomically_with_manifest,
 )
@@ -175,7 +175,7 @@ class RunFolder:
         for step in reversed(steps):
             folder = self.checkpoint_folder(step)
             try:
-                check_files_against_manifest(folder)
+                check_folder_matches_manifest(folder)
                 return load_progress(folder, step), folder
             except WeightsError as error:
                 is_oldest = step == steps[0]
@@ -187,7 +187,7 @@ class RunFolder:
         progress, folder = self.latest_valid_checkpoint(lambda _message: None)
         if progress.best_step is not None and self.checkpoint_folder(progress.best_step).is_dir():
             folder = self.checkpoint_folder(progress.best_step)
-            check_files_against_manifest(folder)
+            check_folder_matches_manifest(folder)
         return folder
 
     def discard_later_checkpoints_and_metrics(self, progress: TrainingProgress, log: LogFunction) -> None:

@@ -65,7 +65,7 @@ def load_or_train_tokenizer(
                 f"tokenizer.vocab_size must be {n_ids}, the size of {settings.path}, got {settings.vocab_size}"
             )
         return tokenizer
-    texts = read_text_chunks(files, max_total_characters=TOKENIZER_CHARACTERS, progress=progress)
+    texts = read_text_chunks(files, stop_after_characters=TOKENIZER_CHARACTERS, progress=progress)
     return train_tokenizer(
         settings.kind,
         texts,

@@ -39,11 +39,7 @@ class TimeBudgetReplanner:
     ) -> TrainingConfig | None:
         """Returns a config with a new number of steps, or None if it does not change. Rank 0 measures the time."""
         steps = int(distributed.broadcast_from_rank0(lambda: self._replan_total_steps(config, progress)))
-        return (
-            None
-            if steps == config.steps
-            else replan_steps_and_eval_interval(config, at_step=progress.step, steps=steps)
-        )
+        return None if steps == config.steps else record_replan(config, at_step=progress.step, steps=steps)
 
     def _replan_total_steps(self, config: TrainingConfig, progress: TrainingProgress) -> int:
         if self._reference is None:
@@ -62,7 +58,7 @@ class TimeBudgetReplanner:
         return steps if abs(steps - config.steps) > REPLAN_TOLERANCE * config.steps else config.steps
 
 
-def replan_steps_and_eval_interval(config: TrainingConfig, *, at_step: int, steps: int) -> TrainingConfig:
+def record_replan(config: TrainingConfig, *, at_step: int, steps: int) -> TrainingConfig:
     """Returns the config with a new number of steps, effective from step `at_step`.
 
     Evaluations become less frequent if there are more steps, but never more frequent.

@@ -82,7 +82,7 @@ def create_folder_atomically(target: Path, required_free_bytes: int) -> Iterator
             raise
 
 
-def check_files_against_manifest(folder: Path) -> None:
+def check_folder_matches_manifest(folder: Path) -> None:
     """Check that a folder contains exactly the files of its manifest, without missing, additional or changed files."""
     manifest = _read_and_verify_manifest(folder)
     existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}

@@ -61,7 +61,7 @@ def read_llama2c(file: Path) -> ModelBundle:
     header = _read_header(file, data)
     config = header.config
     model = build(config)
-    load_into(model, _read_llama2c_tensors(file, data, header), native_name_table(model))
+    load_into(model, _convert_llama2c_tensors(file, data, header), native_name_table(model))
     vocab_size = config.vocab_size
     candidates = [file.with_name(f"tok{vocab_size}.bin"), file.with_name("tokenizer.bin")]
     tokenizer_file = next((path for path in candidates if path.is_file()), None)
@@ -126,7 +126,7 @@ def _read_header(file: Path, data: bytes) -> Llama2cHeader:
     return Llama2cHeader(*HEADER_FORMAT.unpack_from(data))
 
 
-def _read_llama2c_tensors(file: Path, data: bytes, header: Llama2cHeader) -> dict[str, Tensor]:
+def _convert_llama2c_tensors(file: Path, data: bytes, header: Llama2cHeader) -> dict[str, Tensor]:
     """Read all tensors by our parameter names.
 
     The file stores each kind of tensor for all layers in a row. It also contains tables of rotary angles, which are

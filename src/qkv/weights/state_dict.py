@@ -23,7 +23,7 @@ def load_into(
     """
     targets = _build_load_targets(model, table)
     file_names = _file_names_by_canonical_name(tensors, table)
-    expected = {table.canonical_name(name) for target in targets for name in target.published_names}
+    expected = {table.canonical_name(name) for target in targets for name in target.alternative_names}
     others = [name for name in file_names if name not in expected]
     problems = [
         ("unexpected", f"{file_names[name]} {tuple(tensors[file_names[name]].shape)}")
@@ -33,7 +33,7 @@ def load_into(
     for target in targets:
         names = [
             file_names[table.canonical_name(name)]
-            for name in target.published_names
+            for name in target.alternative_names
             if table.canonical_name(name) in file_names
         ]
         problems += target.find_problems_with_kind({name: tensors[name] for name in names})
@@ -41,14 +41,14 @@ def load_into(
         raise WeightsError(_summarize_problems_by_kind(problems, max_listed))
     with torch.no_grad():
         for target in targets:
-            canonical = (table.canonical_name(name) for name in target.published_names)
+            canonical = (table.canonical_name(name) for name in target.alternative_names)
             target.load(tensors[next(file_names[name] for name in canonical if name in file_names)])
     return [file_names[name] for name in others]
 
 
 def to_published_state(model: nn.Module, table: NameTable) -> dict[str, Tensor]:
     """Copy all parameters under their published names. Tied parameters are included once."""
-    return {target.published_names[0]: target.to_published_tensor() for target in _build_load_targets(model, table)}
+    return {target.alternative_names[0]: target.to_published_tensor() for target in _build_load_targets(model, table)}
 
 
 def _to_published_layout(tensor: Tensor, layout: Layout) -> Tensor:
@@ -71,7 +71,7 @@ class _LoadTarget:
 
     parameters: list[nn.Parameter]
     layout: Layout
-    published_names: list[str]
+    alternative_names: list[str]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class _LoadTarget:
     def find_problems_with_kind(self, tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
         """Return (kind, description) pairs. `tensors` contains this tensor under each of its names in the file."""
         if not tensors:
-            return [("missing", f"{self.published_names[0]} {self.shape}")]
+            return [("missing", f"{self.alternative_names[0]} {self.shape}")]
         problems = [
             ("with the wrong shape", f"{name} has {tuple(tensor.shape)}, expected {self.shape}")
             for name, tensor in tensors.items()
@@ -136,9 +136,9 @@ def _build_load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]
         mapping_parameters = [parameters[name] for name in mapping.parameters]
         target = targets.setdefault(
             tuple(id(parameter) for parameter in mapping_parameters),
-            _LoadTarget(parameters=mapping_parameters, layout=mapping.layout, published_names=[]),
+            _LoadTarget(parameters=mapping_parameters, layout=mapping.layout, alternative_names=[]),
         )
-        target.published_names.append(mapping.published)
+        target.alternative_names.append(mapping.published)
     unmapped = [name for name in parameters if name not in mapped]
     if unmapped:
         raise WeightsError(

@@ -109,23 +109,23 @@ class VerificationCase:
 
     @cached_property
     def reference_outputs(self) -> list[list[Tensor]]:
-        return self.compute_outputs(self.model)
+        return self.compute_eager_outputs(self.model)
 
-    def compute_outputs(self, model: Model) -> list[list[Tensor]]:
+    def compute_eager_outputs(self, model: Model) -> list[list[Tensor]]:
         """Returns the outputs of the eager implementation for every example."""
         with use_attention_kernel(model, AttentionKernel.EAGER):
             return [
-                _logits_or_bert_outputs(model, forward(model, example.ids, example.source)) for example in self.examples
+                _outputs_to_compare(model, forward(model, example.ids, example.source)) for example in self.examples
             ]
 
     def relative_difference_from_reference(self, rows: Iterable[Tensor]) -> float:
         """Compare the logits or states of each example with the reference outputs."""
         return max_difference_relative_to_peak(
-            [_logits_or_bert_outputs(self.model, row[None]) for row in rows], self.reference_outputs
+            [_outputs_to_compare(self.model, row[None]) for row in rows], self.reference_outputs
         )
 
 
-def _logits_or_bert_outputs(model: Model, states: Tensor) -> list[Tensor]:
+def _outputs_to_compare(model: Model, states: Tensor) -> list[Tensor]:
     """Returns the outputs that users see: the logits, or for a BERT its states and the outputs of its heads."""
     if not isinstance(model, BERT):
         return [states]

@@ -52,7 +52,7 @@ def max_relative_round_trip_difference(case: VerificationCase, *, save_format: S
         list(to_published_state(model, native_name_table(model)).values()) for model in (reloaded, case.model)
     )
     return max_difference_relative_to_peak(
-        [*case.compute_outputs(reloaded), actual], [*case.reference_outputs, expected]
+        [*case.compute_eager_outputs(reloaded), actual], [*case.reference_outputs, expected]
     )
 
 
@@ -67,7 +67,7 @@ def max_int8_change_in_steps(case: VerificationCase) -> float:
 
 def relative_rms_change_with_int8(case: VerificationCase) -> float:
     """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
-    output_pairs = (case.compute_outputs(_reload_and_check_tokenizer(case, INT8).model), case.reference_outputs)
+    output_pairs = (case.compute_eager_outputs(_reload_and_check_tokenizer(case, INT8).model), case.reference_outputs)
     actual, expected = (
         torch.cat([(output - output.mean(-1, keepdim=True)).flatten() for output, *_ in outputs])
         for outputs in output_pairs
