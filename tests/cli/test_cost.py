@@ -137,7 +137,7 @@ def test_a_config_with_a_quadrillion_parameters_is_estimated(tmp_path):
         (["gpt2", "--batch-size", "-1"], "--batch-size -1: "),
         (["gpt2", "--batch-size", "0"], "--batch-size 0: .* 1"),
         (["gpt2", "--seq-len", "1.5"], "--seq-len 1.5: "),
-        (["gpt2", "--seq-len", "1" + "0" * 30], "seq_len .*got 1000000000000000000000000000000"),
+        (["gpt2", "--seq-len", "1" + "0" * 30], "seq_len.*1000000000000000000000000000000.* 1000000000000000"),
         (["gpt2", "--seq-len", "2000"], "seq_len .*context_length=1024, got 2000"),
         (["gpt3x"], "gpt3x: .*'gpt3'"),
         (["gpt2", "--mode", "fly"], "--mode fly: .*train, forward"),
@@ -195,7 +195,7 @@ def test_the_error_of_an_invalid_config_names_the_file(tmp_path, text, message):
 
 
 def test_the_error_of_a_missing_file_or_folder_names_it(tmp_path):
-    with pytest.raises(InputError, match=rf"{tmp_path}: .*config.json.*checkpoints/"):
+    with pytest.raises(InputError, match=rf"{tmp_path}: .*config.json.*checkpoints"):
         run(str(tmp_path))
     with pytest.raises(InputError, match=r"none/x.png: .*none"):
         run("gpt-nano", "--plot", str(tmp_path / "none" / "x.png"))

@@ -32,7 +32,7 @@ def test_launches_sum_to_the_flops_of_the_step(family):
 def test_operation_rows_and_launches_move_the_same_bytes(dtype, kernel):
     result = estimate("t5-small", batch_size=2, seq_len=16, source_len=11, kernel=kernel, dtype=dtype, mode="train")
     suffix = kernel.value.replace("eager", "unfused")
-    forward, backward = getattr(result.traffic, suffix), getattr(result.traffic, f"backward_{suffix}")
+    forward, backward = (getattr(result.traffic, f"{direction}_{suffix}") for direction in ("forward", "backward"))
     rows = result.operation_rows()
     assert sum(row[f"bytes_{suffix}"] for row in rows) == forward
     assert sum(row[f"backward_bytes_{suffix}"] for row in rows) == backward

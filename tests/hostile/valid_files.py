@@ -195,7 +195,7 @@ VALID_FILES = {
         },
     ),
     "seq2seq, native": ValidFile(create=_create_native("seq2seq"), command=TRANSLATE, mutations=NATIVE),
-    "t5, published": ValidFile(
+    "t5, Hugging Face": ValidFile(
         create=_create_t5,
         command=TRANSLATE,
         mutations={**MODEL, "x/generation_config.json": _mutate_json_or_bytes, "x/spiece.model": mutate_bytes},

@@ -42,7 +42,7 @@ def test_a_heatmap_is_not_blank_and_depends_on_its_values():
     assert not np.array_equal(picture, pixels(plot_heatmaps(heatmap(MATRIX.flip(0)))))
 
 
-def test_rows_and_columns_are_labelled():
+def test_rows_and_columns_are_labeled():
     figure = plot_heatmaps(heatmap(title="head 3", row_axis="target", column_axis="source"), title="All")
     axis = figure.axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["q0", "q1"]

@@ -1,4 +1,4 @@
-"""Sequence-to-sequence models learn to reverse a sequence and attend to the accuracy positions."""
+"""Sequence-to-sequence models learn to reverse a sequence and attend to the correct positions."""
 
 from dataclasses import dataclass
 

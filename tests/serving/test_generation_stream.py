@@ -33,7 +33,7 @@ def test_streamed_text_equals_the_tasks_generation():
     assert end["ids"] == expected.ids == [step["id"] for step in steps]
     assert end["text"] == expected.text == "".join(step["text"] for step in steps)
     assert [np.log(step["probability"]) for step in steps] == pytest.approx(expected.log_probabilities, abs=1e-4)
-    assert start["prompt"]["ids"] == tasks()["gpt"].encode(TEXT)
+    assert start["prompt"]["ids"] == tasks()["gpt"].tokenize(TEXT)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
@@ -75,7 +75,7 @@ def test_candidates_have_probabilities_before_and_after_sampling_settings():
 
 def test_generation_continues_from_ids():
     _, _, end = generate(temperature=0.0)
-    ids = [*tasks()["gpt"].encode(TEXT), *end["ids"][:3]]
+    ids = [*tasks()["gpt"].tokenize(TEXT), *end["ids"][:3]]
     response = explorer().handle_request("/api/generate", {"model": "gpt", "ids": ids, "max_new": 1, "temperature": 0})
     assert split_frames(response.body)[-1]["ids"] == end["ids"][3:4]
 
@@ -92,7 +92,7 @@ def test_ablated_heads_stay_ablated_during_generation_only():
 def test_a_masked_edge_that_no_step_reaches_is_reported():
     edge = [{"kind": "edge", "stack": "self", "query": 39, "key": 1}]
     assert "query 39 to key 1" in generate(interventions=edge)[2]["remarks"][0]
-    reached = [{"kind": "edge", "stack": "self", "query": len(tasks()["gpt"].encode(TEXT)) + 2, "key": 1}]
+    reached = [{"kind": "edge", "stack": "self", "query": len(tasks()["gpt"].tokenize(TEXT)) + 2, "key": 1}]
     _, steps, end = generate(interventions=reached)
     assert end["remarks"] == []
     assert (steps[3]["attention"][:, :, 1] == 0).all()

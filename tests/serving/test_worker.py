@@ -37,7 +37,7 @@ def worker(folder):
 
 def test_responses_equal_those_of_a_local_explorer(worker, folder):
     local = Explorer(ModelRegistry([folder]))
-    assert worker.routes == local.routes
+    assert worker.route_settings == local.route_settings
     for path, body in [
         ("/api/health", None), ("/api/models", None), ("/api/taps", {"model": folder}), ("/api/run", {"model": "none"}),
         ("/api/run", {"model": folder, "text": TEXT, "txet": 1}), ("/api/cost", {"model": folder}),

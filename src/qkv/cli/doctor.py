@@ -64,7 +64,7 @@ def _environment_rows() -> list[DiagnosticRow]:
             str(torch.__version__),
             f"uses {torch.get_num_threads()} of {available_cores()} cores (OMP_NUM_THREADS)",
         ),
-        ("OpenMP wait", _openmp_wait_setting(), "determines how long idle threads spin; reduce it on a busy machine"),
+        ("OpenMP wait", _openmp_wait_setting(), "how long idle threads spin; reduce it on a busy machine"),
         ("CPU", torch.backends.cpu.get_cpu_capability(), platform.machine()),
         ("memory", _memory_summary(), ""),
         ("C++ compiler", compiler or "none", compile_note),

@@ -116,7 +116,7 @@ def finetune(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder. Must be new or empty. By default, the first unused folder of runs/1, runs/2, …"),
+        typer.Option(help="Run folder. Must be new or empty. Default: the first unused folder among runs/1, runs/2, …"),
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     device: DeviceOption = "auto",

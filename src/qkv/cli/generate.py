@@ -146,7 +146,8 @@ def generate(
     n_best: Annotated[
         int,
         typer.Option(
-            help="Print the N best texts for each prompt. Values above 1 require --beam and also print the scores."
+            help="Print the N best texts for each prompt. If N is above 1, --beam is required and the scores are "
+            "printed too."
         ),
     ] = 1,
     length_penalty: Annotated[
@@ -177,7 +178,8 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    Prints the prompt followed by the generated text. If the prompt is empty (""), the model starts a new text.
+    Prints the prompt followed by the generated text. If the prompt is empty (""), the model generates
+    text from scratch.
 
     \b
     Examples:

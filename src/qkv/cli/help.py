@@ -9,7 +9,7 @@ OVERVIEW = {
     "Get started": (
         ("qkv demo", "Show what the shipped models can do"),
         ("qkv models", "List shipped models and your runs"),
-        ("qkv lesson walkthrough", "Work through a lecture example"),
+        ("qkv lesson walkthrough", "Run a worked example"),
         ("qkv doctor", "Check this machine's setup"),
     ),
     "Use a model": (
@@ -33,7 +33,7 @@ OVERVIEW = {
     ),
     "Measure": (
         ("qkv evaluate stories --text book.txt", "Compute loss, BLEU or accuracy"),
-        ("qkv verify stories", "Compare fast and reference outputs"),
+        ("qkv verify stories", "Check fast code against reference"),
         ("qkv cost gpt2", "Estimate FLOPs, memory and time"),
     ),
     "Export": (("qkv convert stories s.gguf --to gguf", "Convert to another format"),),

@@ -48,7 +48,7 @@ def train(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With gpt or bert: additional text files. With translate: additional files of pairs. With a recipe: "
+            help="With gpt or bert: additional text files. With translate: additional pair files. With a recipe: "
             "settings to override, such as training.steps=200."
         ),
     ] = None,
@@ -100,8 +100,8 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder. Must be new or empty unless --resume-if-exists is set. By default, the first unused "
-            "folder of runs/1, runs/2, …"
+            help="Run folder. Must be new or empty unless --resume-if-exists is set. Default: the first unused "
+            "folder among runs/1, runs/2, …"
         ),
     ] = None,
     data: Annotated[
@@ -132,12 +132,13 @@ def train(
     profile: ProfileOption = False,
     trace: TraceOption = None,
 ) -> None:
-    """Train a model on your own texts or translation pairs, or as described by a recipe (a TOML file of settings).
+    """Train a model on your own texts or translation pairs, or from a recipe (a TOML file of settings).
 
     Ctrl-C or SIGTERM saves a checkpoint and stops the run. A second signal stops the run immediately, without saving.
-    Use --resume to continue the run. A resumed run keeps its number of steps and gives exactly the same results as an
-    uninterrupted run. With --minutes, results may differ because an uninterrupted run can still adjust its number of
-    steps. The exit status is 0 on success, 1 on failure, 2 for invalid input, 130 after Ctrl-C and 143 after SIGTERM.
+    Use --resume to continue the run. A resumed run gives exactly the same results as an uninterrupted one. The
+    exception is --minutes: an uninterrupted run may adjust its total number of steps if throughput changes, whereas a
+    resumed run keeps the total that it had when it stopped. The exit status is 0 on success, 1 on failure, 2 for
+    invalid input, 130 after Ctrl-C and 143 after SIGTERM.
 
     \b
     Examples:

@@ -139,7 +139,7 @@ def _open_zstandard(source: TextSource, stream: io.BufferedIOBase) -> io.Buffere
         zstandard = import_module("zstandard")
     except ImportError:
         raise MissingExtraError(
-            f"{source.name}: .zst files require the package zstandard; install it with: pip install 'qkv[formats]'"
+            f"{source.name}: .zst files require the zstandard package; install it with: pip install 'qkv[formats]'"
         ) from None
     inner = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     return io.BufferedReader(_ZstandardReaderWithOSErrors(inner, zstandard.ZstdError), 1 << 20)

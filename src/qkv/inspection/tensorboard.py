@@ -14,7 +14,7 @@ def import_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
         return import_module("torch.utils.tensorboard")
     except ImportError:
         raise MissingExtraError(
-            "TensorBoard files require the package tensorboard; install it with: pip install tensorboard"
+            "TensorBoard files require the tensorboard package; install it with: pip install tensorboard"
         ) from None
 
 

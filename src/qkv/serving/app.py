@@ -111,15 +111,19 @@ def create_app(
 ) -> ASGIApp:
     """Create the ASGI application. `page_folder` replaces the default page, and `executor` the default limits."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    runner, files, routes = executor or RequestExecutor(), _load_page_files(page_folder or PAGE_FOLDER), backend.routes
+    runner, files, route_settings = (
+        executor or RequestExecutor(),
+        _load_page_files(page_folder or PAGE_FOLDER),
+        backend.route_settings,
+    )
 
     async def handle_api_request(request: Request) -> Response:
         try:
             body = None if request.method == "GET" else await read_json_body(request)
             path = request.url.path
-            if routes[path].skips_queue:
+            if route_settings[path].skips_queue:
                 return _to_http_response(backend.handle_request(path, body))
-            if routes[path].content_type == FRAMES:
+            if route_settings[path].content_type == FRAMES:
                 frames = backend.stream_frames(path, body)
                 first = await runner.run(request, lambda: catch_errors(lambda: next(frames)))
                 if isinstance(first, APIResponse):
@@ -132,12 +136,12 @@ def create_app(
         except QKVError as error:
             return _to_http_response(error_response(error))
 
-    for path, route in routes.items():
+    for path, route in route_settings.items():
         app.add_api_route(path, handle_api_request, methods=[route.method])
 
     @app.get("/{path:path}")
     async def serve_file(path: str) -> Response:
-        if f"/{path}" in routes:
+        if f"/{path}" in route_settings:
             return json_error_response(405, f"/{path} requires POST")
         return _to_http_response(files[path]) if path in files else json_error_response(404, f"/{path}: not found")
 

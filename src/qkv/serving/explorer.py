@@ -18,7 +18,7 @@ from qkv.serving.frame_codec import encode_frame, encode_json_nan_as_null
 from qkv.serving.frame_format import add_length_prefix
 from qkv.serving.generation_stream import stream_generation
 from qkv.serving.model_registry import ModelRegistry
-from qkv.serving.responses import FRAME, FRAMES, JSON, APIResponse, RequestError, Route, catch_errors
+from qkv.serving.responses import FRAME, FRAMES, JSON, APIResponse, RequestError, RouteSettings, catch_errors
 from qkv.serving.run_cache import RunCache, run_response
 from qkv.serving.translation import translation_response
 from qkv.tasks import load
@@ -45,9 +45,9 @@ class Explorer:
         self.endpoints = self._build_endpoints()
 
     @property
-    def routes(self) -> dict[str, Route]:
+    def route_settings(self) -> dict[str, RouteSettings]:
         return {
-            path: Route(
+            path: RouteSettings(
                 method="GET" if endpoint.schema is None else "POST",
                 content_type=endpoint.content_type,
                 skips_queue=endpoint.skips_queue,

@@ -25,7 +25,7 @@ class APIResponse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class RouteSettings:
     """HTTP method and content type of an API path."""
 
     method: str
@@ -39,7 +39,7 @@ class Backend(Protocol):
     """Handles API requests: an `Explorer`, or a `WorkerClient` for one in another process. Must be thread-safe."""
 
     @property
-    def routes(self) -> Mapping[str, Route]: ...
+    def route_settings(self) -> Mapping[str, RouteSettings]: ...
 
     def handle_request(self, path: str, body: dict[str, Any] | None) -> APIResponse:
         """Returns the complete response. Errors are returned as responses, and streams as all frames concatenated."""

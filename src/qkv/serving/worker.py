@@ -69,7 +69,7 @@ class WorkerClient:
         if isinstance(greeting, str):
             self.close()
             raise InputError(greeting)
-        self.routes, self._static_responses = greeting
+        self.route_settings, self._static_responses = greeting
 
     def handle_request(self, path: str, body: dict[str, Any] | None) -> APIResponse:
         if path in self._static_responses and self._process.is_alive():
@@ -196,9 +196,11 @@ def _run_worker(models: list[str], control: Connection, connections: Sequence[Co
         return
     explorer = Explorer(registry)
     static_responses = {
-        path: explorer.handle_request(path, None) for path, route in explorer.routes.items() if route.skips_queue
+        path: explorer.handle_request(path, None)
+        for path, route in explorer.route_settings.items()
+        if route.skips_queue
     }
-    control.send((explorer.routes, static_responses))
+    control.send((explorer.route_settings, static_responses))
     state = _WorkerRequestHandler(explorer)
     for connection in connections:
         Thread(target=state.serve_connection, args=(connection,), daemon=True).start()

@@ -101,8 +101,8 @@ def finetune(
         "evaluation": None if evaluation is None else _row_source_name(evaluation, "eval"),
     }
     config = FinetuningConfig(models=(pretrained.name or "model",), **names, **dict(settings))
-    evaluation_rows = None if evaluation is None else _load_labelled(evaluation, "eval", config)
-    task = build_task_with_evaluation_split(config, _load_labelled(train, "train", config), evaluation_rows)
+    evaluation_rows = None if evaluation is None else _load_labeled(evaluation, "eval", config)
+    task = build_task_with_evaluation_split(config, _load_labeled(train, "train", config), evaluation_rows)
     target = resolve_device(device)
     with tempfile.TemporaryDirectory() as temporary:
         folder = RunFolder.create(Path(out or temporary)).path
@@ -246,7 +246,7 @@ def _save_plots(folder: Path, result: FinetuneResult, log: LogFunction) -> None:
         log(str(error))
 
 
-def _load_labelled(rows: RowSource, name: str, settings: FinetuningConfig) -> LabeledTexts:
+def _load_labeled(rows: RowSource, name: str, settings: FinetuningConfig) -> LabeledTexts:
     return load_labeled_rows(settings, rows) if isinstance(rows, str | Path) else labeled_texts_from_rows(name, rows)
 
 

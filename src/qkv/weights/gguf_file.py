@@ -145,6 +145,6 @@ def _import_gguf(file: Path) -> ModuleType:
         import gguf
     except ImportError:
         raise MissingExtraError(
-            f"{file}: GGUF files require the package gguf; install it with: pip install 'qkv[formats]'"
+            f"{file}: GGUF files require the gguf package; install it with: pip install 'qkv[formats]'"
         ) from None
     return gguf
