@@ -38,7 +38,7 @@ def train_gpu(options: BenchmarkOptions) -> Report:
     )
     peers = {"peers": None if options.peers is None else str(options.peers), "fused": True, "compiled": True}
     chosen = [
-        Engine(name="qkv", module="benchmarks.engines.train_qkv", options={"compiled": True}, is_ours=True),
+        Engine(name="qkv", module="benchmarks.engines.train_qkv", options={"compile": True}, is_ours=True),
         Engine(name="nanoGPT", module="benchmarks.engines.train_nanogpt", options=peers),
     ]
     result = compare(chosen, plan, ceilings=CEILINGS, repeats=options.repeats, log=options.log)

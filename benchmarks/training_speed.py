@@ -44,7 +44,7 @@ def engines(peers: Path | None) -> list[Engine]:
     ours, nanogpt, hugging_face = (f"benchmarks.engines.train_{name}" for name in ("qkv", "nanogpt", "transformers"))
     return [
         Engine(name="qkv", module=ours, is_ours=True),
-        Engine(name="qkv, compiled", module=ours, options={"compiled": True}, is_ours=True),
+        Engine(name="qkv, compiled", module=ours, options={"compile": True}, is_ours=True),
         Engine(
             name=f"qkv, bf16 (losses to {BF16_TOLERANCE})",
             module=ours,

@@ -39,12 +39,12 @@ def read(monkeypatch, d_model=32):
     """Returns a BERT and its hidden states of ROWS, packed as for a compiled graph on a GPU."""
     config = BERTConfig(vocab_size=31, context_length=13, d_model=d_model, n_heads=2, n_layers=2)
     model = BERT(config, seed=3).eval()
-    reader = PackedEncoder(model)
-    reader.compiled = True
+    encoder = PackedEncoder(model)
+    encoder.compiled = True
     with monkeypatch.context() as changed:
         changed.setattr(dot_product_attention, "_can_use_varlen_kernel", lambda _: True)
         changed.setattr(dot_product_attention, "is_compiled_for_inference", lambda _: True)
-        return model, reader.states(ROWS)
+        return model, encoder.encode(ROWS)
 
 
 def test_a_bert_with_the_kernel_equals_each_text_run_separately(monkeypatch):

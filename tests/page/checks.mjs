@@ -88,7 +88,7 @@ await check("coreference examples: tired, wide and The Law", async () => {
   assert(/not by itself/.test(await text(".caution")), "the caution is missing");
 });
 
-const TABS = { heads: "Model", head: "Head", map: "Heat map", neuron: "Neuron", residual: "Residual", lens: "Logit lens", coreference: "What is", embeddings: "Embeddings", live: "Live", cost: "Cost", compare: "Compare" };
+const TABS = { heads: "All heads", head: "B Head", map: "Heatmap", neuron: "Neuron", residual: "Residual", lens: "Logit lens", coreference: "Coreference", embeddings: "Embeddings", live: "Live", cost: "Cost", compare: "Compare" };
 const VIEWS = { stories: "heads head map neuron residual lens coreference embeddings live cost compare", bert: "heads head map neuron residual coreference embeddings cost compare", seq2seq: "heads head map neuron residual lens embeddings live compare", rnn: "heads map lens embeddings live" };
 for (const [model, views] of Object.entries(VIEWS)) {
   // The context of the small models only fits a few words.

@@ -8,7 +8,7 @@ const pathOf = (name) => models.find((model) => model.id.endsWith(`/${name}`)).i
 
 await check("a patch changes the prediction, and an invalid patch is reported without side effects", async () => {
   await open({ model: "stories", view: "heads", text: IT + "tired." });
-  await page.getByText("Patch from another text").click();
+  await page.getByText("Patch an activation from another text").click();
   await settle();
   equal(await page.inputValue("#patch-text"), IT + "wide.");
   const before = await text("#prediction");
@@ -88,9 +88,9 @@ await check("canvases are repainted when the theme of the system changes", async
   assert(pictures[0] === pictures[2], "the light theme differs after switching back");
 });
 
-await check("more than 512 tokens: a pooled map, an exact tile, and only visible tokens in the document", async () => {
+await check("more than 512 tokens: a pooled map, a tile without pooling, and only visible tokens in the document", async () => {
   await open({ model: "long", view: "map", text: "the cat sat on the mat ".repeat(90).trim(), query: 400, key: 390 });
-  await page.waitForSelector("[aria-label^='exact tile']");
+  await page.waitForSelector("[aria-label^='weights without pooling']");
   assert(/maximum of 2 × 2/.test(await text("#view h3")), "the pooling is not mentioned");
   assert(!/Point at/.test(await text(".readout")), "the pooled map has no cursor");
   const tile = page.locator(".heat").last().locator(".readout");
