@@ -1,4 +1,4 @@
-// Components are written with runes alone.
+// Components only use runes.
 import { vitePreprocess } from "@sveltejs/vite-plugin-svelte";
 
 export default { preprocess: vitePreprocess({ style: false }), compilerOptions: { runes: true } };

@@ -1,4 +1,5 @@
-// API client: sends requests to the server, to the responses saved in a standalone page, or to the embedding notebook.
+// API client. Requests are answered by the server, by the responses saved in a standalone page, or by the notebook in which
+// the page is embedded.
 import { readFrame, readFrames } from "./frames";
 import type { Body } from "./types";
 
@@ -15,11 +16,11 @@ interface RawResponse {
 
 const FRAME = "application/x-qkv-frame";
 const FRAMES = "application/x-qkv-frames";
-/** Number of cached responses, enough to visit every layer of a model and return. */
+/** Maximum number of cached responses. This is enough to visit every layer of a model and go back. */
 const MAX_CACHED = 160;
 
 const cache = new Map<string, unknown>();
-/** The request of each run, so that it can be repeated after the server was restarted. */
+/** The request body of each run id. The request is sent again if the server has been restarted. */
 const runRequests = new Map<string, Body>();
 
 interface SavedPage {
@@ -32,7 +33,7 @@ const dataElement = document.getElementById("qkv-data");
 export const saved: SavedPage | null = dataElement ? JSON.parse(dataElement.textContent ?? "null") : null;
 const recorded = new Map(saved?.responses.map((item) => [requestKey(item.path, item.body), item]));
 
-/** Equal requests have equal keys, regardless of the order of their fields. */
+/** Returns a cache key. Equal requests have equal keys, regardless of the order of their fields. */
 export function requestKey(path: string, body: Body | null): string {
   return path + canonicalJson(body);
 }
@@ -67,7 +68,7 @@ export async function request<T>(path: string, body: Body | null, signal?: Abort
   return response;
 }
 
-/** Removes cached responses, for example after a model was added. */
+/** Removes the cached responses of a path, for example after a model is added. */
 export function invalidate(path: string): void {
   for (const key of cache.keys()) if (key.startsWith(path)) cache.delete(key);
 }
@@ -77,12 +78,12 @@ function decode(raw: RawResponse): unknown {
   return raw.contentType.startsWith(FRAME) ? readFrame(raw.bytes) : JSON.parse(new TextDecoder().decode(raw.bytes));
 }
 
-/** The server's error message. A proxy in front of it may return something other than JSON. */
+/** Returns the server's error message. A proxy in front of the server may return something other than JSON. */
 function errorMessage(raw: RawResponse): string {
   try {
     return JSON.parse(new TextDecoder().decode(raw.bytes)).error;
   } catch {
-    return `The server responded with status ${raw.status}. Try again.`;
+    return `The server returned status ${raw.status}. Try again.`;
   }
 }
 
@@ -96,13 +97,13 @@ async function fetchRaw(path: string, body: Body | null, signal?: AbortSignal): 
 }
 
 async function send(path: string, body: Body | null, signal?: AbortSignal): Promise<Response> {
-  if (saved) throw new Error("This is not in the saved file. Use `qkv explore` to see it.");
+  if (saved) throw new Error("This result is not in the saved file. To compute it, run `qkv explore`.");
   const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   try {
     return await fetch("." + path, { ...(body ? post : {}), signal });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Error("The server does not respond. Is `qkv explore` still running?");
+    throw new Error("The server is not responding. Is `qkv explore` still running?");
   }
 }
 
@@ -118,7 +119,7 @@ function requestFromParent(path: string, body: Body | null, signal?: AbortSignal
     };
     signal?.addEventListener("abort", () => (stopListening(), reject(new Error("aborted"))));
     window.addEventListener("message", listen);
-    // A proxy object of Svelte cannot be cloned by postMessage, so the body is copied.
+    // postMessage cannot clone Svelte's proxy objects, so the body is copied through JSON.
     parent.postMessage({ qkv: id, path, body: body && JSON.parse(JSON.stringify(body)) }, "*");
   });
 }

@@ -1,8 +1,8 @@
-// Decodes binary frames, which docs/explorer-api.md describes, to numbers.
+// Decodes the binary frames specified in docs/explorer-api.md.
 
 type Numbers = Float32Array | Int32Array | Uint8Array;
 
-/** A row-major array. With `isRoot`, its dtype is √u8, and a byte b encodes (b / 255)². */
+/** A row-major array. If `isRoot` is true, its dtype is √u8, and a byte b represents (b / 255)². */
 export class Grid {
   constructor(
     readonly shape: number[],
@@ -55,7 +55,7 @@ interface BlobHeader {
   offset: number;
 }
 
-/** Decodes a frame: a JSON header, whose {"blob": i} refer to the arrays after it. */
+/** Decodes a frame: a JSON header followed by arrays. In the header, {"blob": i} refers to array i. */
 export function readFrame(bytes: Uint8Array): unknown {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const length = view.getUint32(0, true);
@@ -67,7 +67,7 @@ export function readFrame(bytes: Uint8Array): unknown {
 function readGrid(blob: BlobHeader, rest: Uint8Array): Grid {
   const n = blob.shape.reduce((product, size) => product * size, 1);
   const width = blob.dtype === "√u8" ? 1 : 4;
-  // Copied, because a Float32Array must start at a multiple of 4, and the frames of a stream start anywhere.
+  // Copy the bytes because a Float32Array must be aligned to 4 bytes, but a frame in a stream can start at any offset.
   const copy = rest.slice(blob.offset, blob.offset + n * width);
   if (blob.dtype === "√u8") return new Grid(blob.shape, copy, true);
   return new Grid(blob.shape, blob.dtype === "f32" ? new Float32Array(copy.buffer) : new Int32Array(copy.buffer));

@@ -1,4 +1,4 @@
-// A streamed generation, buffered so that it can be shown step by step.
+// A streamed text generation. The steps are buffered so that the page can show them one at a time.
 import { stream } from "./api";
 import type { Body, Tokens } from "./types";
 import type { Grid } from "./frames";

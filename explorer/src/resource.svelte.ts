@@ -1,4 +1,4 @@
-// A response that follows the state: it is requested again whenever the request changes.
+// The response to a request that depends on the state. Whenever the request changes, the new request is sent.
 import { untrack } from "svelte";
 import { request, type ApiRequest } from "./api";
 import { app } from "./state.svelte";
@@ -7,15 +7,15 @@ export class Resource<T> {
   data = $state.raw<T | null>(null);
   error = $state("");
   busy = $state(false);
-  /** The request that `data` responds to. It differs from the current request while that is pending. */
+  /** The request whose response is `data`. This is not the current request if the current request is still pending. */
   source = $state.raw<ApiRequest | null>(null);
   #last: ApiRequest | null = null;
 
-  /** With `isExported`, an export of the open view includes this response. */
+  /** If `isExported` is true, exports of the open view include this response. */
   constructor(buildRequest: () => ApiRequest | null, isExported = true) {
     $effect(() => {
       const current = buildRequest();
-      // Old numbers must not be shown next to new tokens.
+      // Do not show old values next to new tokens.
       if (!current || !this.#last || this.#last.path !== current.path || this.#last.body?.run !== current.body?.run) {
         this.data = null;
       }

@@ -1,4 +1,4 @@
-// Keyboard shortcuts: the table that handles key presses and that `?` shows.
+// Keyboard shortcuts. The same table is used to handle key presses and to show the list that `?` opens.
 import { wordCells } from "./draw/wordCells";
 import { app, supportsView, VIEWS } from "./state.svelte";
 
@@ -48,7 +48,7 @@ export function toggleTheme(): void {
 
 const viewShortcuts: Shortcut[] = VIEWS.map((view) => ({
   keys: [view.letter.toLowerCase()],
-  description: `view ${view.letter}: ${view.name}`,
+  description: `open view ${view.letter}: ${view.name}`,
   run: () => {
     if (app.model && supportsView(app.model, view.id)) app.view = view.id;
   },
@@ -56,24 +56,24 @@ const viewShortcuts: Shortcut[] = VIEWS.map((view) => ({
 
 export const SHORTCUTS: Shortcut[] = [
   ...viewShortcuts,
-  { keys: ["ArrowUp", "ArrowDown"], description: "select the query (the token that attends)", run: (e) => move(e.key === "ArrowUp" ? -1 : 1, "query") },
-  { keys: ["ArrowLeft", "ArrowRight"], description: "select the key (the token attended to)", run: (e) => move(e.key === "ArrowLeft" ? -1 : 1, "key") },
+  { keys: ["ArrowUp", "ArrowDown"], description: "select the previous or next query (the token that attends)", run: (e) => move(e.key === "ArrowUp" ? -1 : 1, "query") },
+  { keys: ["ArrowLeft", "ArrowRight"], description: "select the previous or next key (the token that is attended to)", run: (e) => move(e.key === "ArrowLeft" ? -1 : 1, "key") },
   { keys: ["[", "]"], description: "previous or next layer", run: (e) => cycle("layer", e.key === "[" ? -1 : 1) },
   { keys: [",", "."], description: "previous or next head", run: (e) => cycle("head", e.key === "," ? -1 : 1) },
-  { keys: ["s"], description: "next stack: encoder, decoder, cross", run: nextStack },
+  { keys: ["s"], description: "next attention stack (encoder, decoder or cross-attention)", run: nextStack },
   { keys: ["o"], description: "ablate (switch off) or restore the selected head", run: () => app.toggleHead(app.stack, app.layer, app.head) },
-  { keys: ["x"], description: "mask or unmask attention from query to key in this head", run: () => app.k !== null && app.maskEdge(app.q, app.k) },
-  { keys: ["X"], description: "mask or unmask it in every head", run: () => app.k !== null && app.maskEdge(app.q, app.k, true) },
+  { keys: ["x"], description: "mask or unmask attention from the selected query to the selected key in the selected head", run: () => app.k !== null && app.maskEdge(app.q, app.k) },
+  { keys: ["X"], description: "mask or unmask attention from the selected query to the selected key in all layers and heads", run: () => app.k !== null && app.maskEdge(app.q, app.k, true) },
   { keys: ["u"], description: "undo the last intervention", run: () => (app.interventions = app.interventions.slice(0, -1)) },
   { keys: ["z"], description: "undo all interventions", run: () => (app.interventions = []) },
-  { keys: ["t"], description: "go to the text", run: () => focus("#text") },
-  { keys: ["m"], description: "go to the models", run: () => focus("#model") },
-  { keys: ["l"], description: "switch between light and dark theme", run: toggleTheme },
-  { keys: ["p"], description: "Live: play or pause", run: () => listeners.get("p")?.() },
-  { keys: ["n"], description: "Live: generate one step", run: () => listeners.get("n")?.() },
+  { keys: ["t"], description: "move to the text field", run: () => focus("#text") },
+  { keys: ["m"], description: "move to the list of models", run: () => focus("#model") },
+  { keys: ["l"], description: "switch between light and dark themes", run: toggleTheme },
+  { keys: ["p"], description: "Live view: play or pause", run: () => listeners.get("p")?.() },
+  { keys: ["n"], description: "Live view: generate one token", run: () => listeners.get("n")?.() },
 ];
 
-/** Handles a key handleKey. Keys typed into a field are text, and a focused button handles Enter and space itself. */
+/** Handles a key press. Keys typed into a field are text, and a focused button handles Enter and space itself. */
 export function handleKey(event: KeyboardEvent, help: () => void): void {
   const target = event.target as HTMLElement;
   if (event.ctrlKey || event.metaKey || event.altKey) return;

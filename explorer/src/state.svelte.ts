@@ -1,15 +1,15 @@
-// State of the page: a selection that all views share, stored in the URL.
+// State of the page. All views share this state, and it is stored in the URL.
 import { invalidate, request, saved, type ApiRequest } from "./api";
 import type { Body, Intervention, Model, Run, Tokens, Stack } from "./types";
 
 export const VIEWS = [
-  { id: "heads", letter: "A", name: "Model", needs: "heads" },
+  { id: "heads", letter: "A", name: "All heads", needs: "heads" },
   { id: "head", letter: "B", name: "Head", needs: "head" },
-  { id: "map", letter: "C", name: "Heat map", needs: "map" },
+  { id: "map", letter: "C", name: "Heatmap", needs: "map" },
   { id: "neuron", letter: "D", name: "Neuron", needs: "neuron" },
   { id: "residual", letter: "E", name: "Residual", needs: "residual" },
   { id: "lens", letter: "F", name: "Logit lens", needs: "lens" },
-  { id: "coreference", letter: "G", name: "What is “it”?", needs: "coreference" },
+  { id: "coreference", letter: "G", name: "Coreference", needs: "coreference" },
   { id: "embeddings", letter: "H", name: "Embeddings", needs: "embeddings" },
   { id: "live", letter: "I", name: "Live", needs: "generate|translate" },
   { id: "cost", letter: "J", name: "Cost", needs: "cost" },
@@ -18,7 +18,7 @@ export const VIEWS = [
 export type ViewId = (typeof VIEWS)[number]["id"];
 type QueryKey = { query: number | null; key: number | null };
 
-/** URL parameters of the state itself. All others are options of single views. */
+/** URL parameters that are shared by all views. All other parameters are options of individual views. */
 const STATE_PARAMETERS = ["view", "model", "text", "second", "stack", "layer", "head", "query", "key", "interventions", "theme"];
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -37,17 +37,17 @@ class AppState {
   interventions = $state.raw<Intervention[]>([]);
   theme = $state<"auto" | "light" | "dark">("auto");
   systemIsDark = $state(DARK.matches);
-  /** Canvases are repainted when this changes, because style sheets do not affect them. */
+  /** Canvases are repainted when this value changes because style sheets do not affect them. */
   isDark = $derived(this.theme === "auto" ? this.systemIsDark : this.theme === "dark");
-  /** Settings of single views by name, as strings like in the URL. */
+  /** Options of individual views by name. The values are strings, as in the URL. */
   options = $state<Record<string, string>>({});
   hover = $state.raw<QueryKey | null>(null);
   run = $state.raw<Run | null>(null);
   problem = $state("");
-  /** Message about something that the URL refers to and that does not exist. */
+  /** Error message if the URL refers to a model that is not open. */
   missing = $state("");
   busy = $state(true);
-  /** Requests of the open view, which an export includes. */
+  /** Requests of the open view. Exports include the responses to these requests. */
   requests = $state.raw<ApiRequest[]>([]);
 
   model = $derived(this.models.find((item) => item.id === this.modelId.replace(/@\d+$/, "")) ?? null);
@@ -56,14 +56,14 @@ class AppState {
   columns = $derived<Tokens | null>(
     this.run ? (this.stack === "encoder" || this.stack === "cross" ? this.run.source : this.run.sequence) : null,
   );
-  /** The current query: the one under the pointer, the selected one, or by default the first [MASK] or the last token. */
+  /** The query under the pointer or, if there is none, the selected query. The default is the first [MASK] or the last token. */
   q = $derived(clampIndex(this.hover?.query ?? this.query ?? this.#defaultQuery(), this.rows));
   k = $derived.by(() => {
     const key = this.hover ? this.hover.key : this.key;
     return key === null ? null : clampIndex(key, this.columns);
   });
 
-  /** The text to compare with or to patch from: by default a minimal pair, or another example. */
+  /** The text to compare with or to patch from. The default differs from the text in one word, or is another example. */
   otherText = $derived(this.option("other_text", minimalPair(this.text) ?? this.model?.examples?.find((item) => item.text !== this.text)?.text ?? ""));
 
   #defaultQuery(): number {
@@ -109,7 +109,7 @@ class AppState {
 
   setText(text: string, second: string | null): void {
     if (text === this.text && second === this.second) return;
-    // Positions and words refer to the previous text.
+    // Reset everything that refers to positions or words of the previous text.
     for (const name of ["pronoun", "candidates"]) delete this.options[name];
     Object.assign(this, { text, second, query: null, key: null, interventions: this.interventions.filter((item) => item.kind === "head") });
   }
@@ -132,7 +132,7 @@ class AppState {
     this.toggle({ kind: "head", stack, layer, head });
   }
 
-  /** Masks attention from a query to a key in the open head, or in all heads and layers. */
+  /** Masks or unmasks attention from a query to a key, in the selected head or in all layers and heads. */
   maskEdge(query: number, key: number, everywhere = false): void {
     const scope = everywhere ? {} : { layer: this.layer, head: this.head };
     this.toggle({ kind: "edge", stack: this.stack, query, key, ...scope });
@@ -171,7 +171,7 @@ class AppState {
     } catch (error) {
       if (signal.aborted) return;
       this.problem = (error as Error).message;
-      // The previous run must not be shown for this text.
+      // Do not show the previous run for this text.
       this.run = null;
     }
     this.busy = false;
@@ -199,7 +199,7 @@ class AppState {
     if (![...parameters.keys()].length) return;
     const model = parameters.get("model");
     if (model && this.models.some((item) => item.id === model.replace(/@\d+$/, "") && !item.error)) this.openModel(model);
-    else if (model) this.missing = `The model ${model} in the URL is not open.`;
+    else if (model) this.missing = `The URL refers to the model ${model}, which is not open`;
     const view = parameters.get("view") as ViewId | null;
     if (view && this.model && supportsView(this.model, view)) this.view = view;
     if (parameters.has("text")) this.text = parameters.get("text")!;
@@ -216,10 +216,10 @@ class AppState {
   }
 }
 
-/** Words of the same kind, so that both texts usually have the same number of tokens. */
+/** Pairs of interchangeable words. Swapping the words of a pair usually does not change the number of tokens. */
 const SWAPS = [["tired", "wide"], ["red", "blue"], ["dog", "cow"], ["cat", "dog"], ["gato", "perro"], ["grande", "buena"], ["café", "agua"]];
 
-/** Returns the text with one word replaced, or null if it contains none of the words. */
+/** Returns the text with one word replaced, or null if the text contains none of the words. */
 function minimalPair(text: string): string | null {
   for (const [word, other] of [...SWAPS, ...SWAPS.map(([a, b]) => [b, a])]) {
     const swapped = text.replace(new RegExp(`\\b${word}(?![\\p{L}])`, "u"), other);

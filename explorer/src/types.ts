@@ -1,4 +1,4 @@
-// Types of the API responses that docs/explorer-api.md describes.
+// Types of the API responses. The API is specified in docs/explorer-api.md.
 import type { Grid } from "./frames";
 
 export type Stack = "self" | "encoder" | "decoder" | "cross";

@@ -10,7 +10,7 @@ export interface Line {
 interface Size {
   width: number;
   rowHeight: number;
-  /** The visible rows. Lines from other rows are clipped. */
+  /** Range of visible rows. Lines that lie completely outside this range are not drawn. */
   first: number;
   last: number;
 }

@@ -1,4 +1,4 @@
-// Color scales that are ordered by lightness, so that they are readable with any color vision.
+// Color scales that are ordered by lightness so that they are readable with any type of color vision.
 import { app } from "../state.svelte";
 
 export type Scale = "root" | "linear" | "log";
@@ -6,10 +6,10 @@ type Color = [number, number, number];
 
 const LIGHT: Color[] = [[255, 255, 255], [198, 219, 239], [107, 174, 214], [33, 113, 181], [8, 38, 84]];
 const DARK: Color[] = [[20, 25, 34], [26, 62, 104], [38, 119, 178], [111, 190, 227], [240, 250, 255]];
-/** Blue and orange, which are distinguishable with all common color vision deficiencies. The middle is the background. */
+/** Blue and orange are distinguishable with all common color vision deficiencies. The middle color is the background color. */
 const DIVERGING_LIGHT: Color[] = [[179, 88, 6], [241, 163, 64], [250, 250, 250], [92, 156, 207], [8, 58, 128]];
 const DIVERGING_DARK: Color[] = [[255, 190, 110], [190, 106, 24], [20, 25, 34], [48, 122, 190], [160, 214, 255]];
-/** The eight colors of Okabe and Ito, which are distinguishable with any color vision. The blue is lighter, for the dark theme. */
+/** Based on the Okabe–Ito palette, which is designed for any type of color vision. The blue is lighter for the dark theme. */
 export const CATEGORY_COLORS = ["#2b8cd0", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a7f00", "#7a7a7a"];
 
 function table(stops: Color[]): Uint8ClampedArray {
@@ -48,7 +48,7 @@ export function css(fraction: number, isDiverging = false): string {
   return `rgb(${rgb[i]} ${rgb[i + 1]} ${rgb[i + 2]})`;
 }
 
-/** Returns black or white, whichever is readable on the color. */
+/** Returns black or white, whichever is more readable on the color. */
 export function ink(fraction: number): string {
   const rgb = colors(false);
   const i = 3 * step(fraction, "linear");

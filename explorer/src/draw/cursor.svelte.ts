@@ -1,4 +1,4 @@
-// Cursor in a heat map whose cells are not tokens: the cell under the pointer, or the one selected by arrow keys or a click.
+// Cursor in a heatmap whose cells are not tokens: the cell under the pointer, or the one selected by arrow keys or a click.
 import { app } from "../state.svelte";
 
 export interface Cell {

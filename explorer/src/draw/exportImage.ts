@@ -106,5 +106,5 @@ export async function renderPng(root: HTMLElement): Promise<Blob> {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [2 * width, 2 * height];
   canvas.getContext("2d")!.drawImage(image, 0, 0, 2 * width, 2 * height);
-  return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The image is too large.")))));
+  return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The image is too large to export as PNG")))));
 }

@@ -1,4 +1,4 @@
-// Paints a table of numbers on a canvas, one pixel per cell. The browser enlarges it.
+// Paints a table of numbers on a canvas with one pixel per cell. The browser scales the canvas up.
 import type { Grid } from "../frames";
 import { colors, step, divergingStep, type Scale } from "./colors";
 
@@ -6,7 +6,7 @@ export interface PaintOptions {
   scale?: Scale;
   /** The value with the strongest color. */
   max?: number;
-  /** Whether values are positive and negative, with 0 in the middle of the color scale. */
+  /** Whether values can be negative. If so, 0 is in the middle of the color scale. */
   isDiverging?: boolean;
 }
 

@@ -1,7 +1,7 @@
-// Maps tokens to cells of an attention map, where words may be merged and cells pooled.
+// Maps tokens to cells of an attention map, in which the tokens of a word may be merged and cells may be pooled.
 import type { Tokens } from "../types";
 
-/** Returns the cell of each token. Words are merged like on the server: tokens outside any word have their own cell. */
+/** Returns the cell of each token. As on the server, tokens outside any word are not merged. */
 export function wordCells(tokens: Tokens | null, isMerged: boolean, poolSize = 1): number[] {
   let cell = -1;
   let previous: number | null = null;
