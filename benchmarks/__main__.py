@@ -42,8 +42,8 @@ BENCHMARKS = {
     "cpu": ("cpu_targets:cpu", 3, "all speed targets on a CPU in one table and one plot"),
     "explorer": ("explorer:explorer", 3, "explorer page and BertViz: bytes, first paint, hover"),
 }
-"""Maps each name to its function (module:function), its default number of rounds and its description. Modules are
-imported on demand, because each needs different libraries.
+"""Maps the name of each benchmark to its function (module:function), its default number of rounds and its description.
+Modules are imported on demand because they require different libraries.
 """
 RESULTS = Path(__file__).parent / "RESULTS.md"
 PLOT_FOLDER = RESULTS.parent.parent / "docs" / "pictures"
@@ -52,8 +52,9 @@ PLOT_FOLDER = RESULTS.parent.parent / "docs" / "pictures"
 def main(arguments: list[str] | None = None) -> int:
     """Run a benchmark and append its table to the results.
 
-    Returns 0 on success and 1 if an installed engine failed or produced different outputs. Being slow is never a
-    failure.
+    Return 0 on success, or 1 if an installed engine failed or produced different outputs.
+
+    Being slow is never a failure.
     """
     options = _parser().parse_args(arguments)
     target, rounds, _ = BENCHMARKS[options.name]

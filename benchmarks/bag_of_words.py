@@ -1,4 +1,4 @@
-"""Baseline text classifier: logistic regression on the presence of words and word pairs."""
+"""Baseline text classifier that uses logistic regression on the presence of words and word pairs."""
 
 import re
 from collections import Counter
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PENALTIES = (0.03, 0.3, 3.0)
-"""L2 penalties (λ·‖W‖²/2 added to the summed loss). The best one on a held-out tenth is used."""
+"""Candidate L2 penalties, where λ·‖W‖²/2 is added to the summed loss. The best penalty is chosen on a held-out tenth
+of the training texts."""
 MIN_COUNT = 2
-"""Minimum number of texts that contain a feature. A feature of a single text does not generalize."""
+"""Minimum number of texts in which a feature must occur. A feature of only one text does not generalize."""
 
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class BagOfWords:
-    """Logistic regression fitted on construction. Call `predict` to classify texts."""
+    """A logistic regression classifier that is fitted on construction. Call `predict` to classify texts."""
 
     def __init__(self, texts: Sequence[str], targets: Sequence[int], *, seed: int = 0) -> None:
         counts = Counter(feature for text in texts for feature in set(features(text)))

@@ -1,4 +1,4 @@
-"""Benchmark the creation of training batches on one CPU core: masked language modeling and translation pairs."""
+"""Benchmark how fast one CPU core creates training batches for masked language modeling and translation."""
 
 import random
 import tempfile
@@ -25,7 +25,7 @@ ROWS = {"masked LM": (256, 128), "pairs": (500, 32)}
 
 
 def batches(options: BenchmarkOptions) -> Report:
-    """Measure both types of batches. The best of the repeats counts."""
+    """Measure how fast both types of batches are created. The best repeat counts."""
     load = machine.load_average()
     with tempfile.TemporaryDirectory() as folder:
         makers = {
@@ -47,7 +47,7 @@ def batches(options: BenchmarkOptions) -> Report:
 
 
 def _tokens_per_second(make: Callable[[int], int]) -> float:
-    """Measure tokens per CPU second of `make`, which builds batch t and returns its number of tokens."""
+    """Measure how many tokens per CPU second `make` produces. It builds batch t and returns its number of tokens."""
     make(0)
     started = time.process_time()
     n_tokens = sum(make(t) for t in range(1, N_BATCHES + 1))

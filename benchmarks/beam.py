@@ -1,4 +1,4 @@
-"""Benchmark translation with beam search against peers with the same weights."""
+"""Benchmark translation with beam search against other libraries that use the same weights."""
 
 from dataclasses import asdict
 from typing import Any

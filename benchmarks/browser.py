@@ -1,4 +1,4 @@
-"""Browser that measures pages, and the server of the explorer."""
+"""Run the browser that measures pages, and the explorer's server."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from benchmarks.engine import ROOT, MissingEngineError
 from qkv.serving.server import find_next_or_any_free_port
 
 TIMEOUT_SECONDS = 60.0
-"""Seconds after which a page counts as failed."""
+"""Time in seconds after which a page counts as failed."""
 SLOW_SECONDS = 5.0
-"""Pages that take longer than this to paint are opened only once."""
+"""Time in seconds to the first paint above which a page is opened only once."""
 PageMetrics = dict[str, Any]
 
 
@@ -40,7 +40,7 @@ class _ManagedProcess:
 
 
 class Browser(_ManagedProcess):
-    """Controls a browser through `explorer.mjs`, which documents the requests."""
+    """A browser that is controlled through `explorer.mjs`, which documents the requests."""
 
     def __init__(self, *, times: int) -> None:
         node = shutil.which("node")
@@ -56,7 +56,10 @@ class Browser(_ManagedProcess):
         return json.loads(self._responses.readline())
 
     def best(self, page: PageMetrics) -> PageMetrics:
-        """Open a page several times and return the fastest paint and the fastest hovers. Slow pages are opened once."""
+        """Open a page several times and return the fastest paint and the fastest hovers.
+
+        Slow pages are opened only once.
+        """
         metrics = [self.once(page)]
         while len(metrics) < self._times and metrics[-1].get("painted", inf) < 1000 * SLOW_SECONDS:
             metrics.append(self.once(page))
@@ -70,13 +73,13 @@ class Browser(_ManagedProcess):
 
 
 class Server(_ManagedProcess):
-    """`qkv explore FOLDER` as a subprocess."""
+    """A server process that runs `qkv explore FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-c", "from qkv.cli import main; main()", "explore", str(folder), "--no-browser"]
         super().__init__([*command, "--port", str(find_next_or_any_free_port(8600))])
         self.login_url = self._responses.readline().split()[-1]
-        """URL with the access token."""
+        """URL of the page, including the access token."""
         self.address = self.login_url.partition("?")[0]
         self.model = str(folder)
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))

@@ -27,16 +27,17 @@ from qkv.training.timer import Timer, retain_freed_memory
 
 LONG_CONTEXTS = (1024, 2048, 4096)
 ROUNDS = {"cpu": 3, "cuda": 8}
-"""Rounds over all points. The smallest time of each point counts, because a shared machine can be slow for seconds."""
+"""Number of rounds over all points. The smallest time of each point counts because a shared machine can be slow for
+seconds."""
 SECONDS_PER_MEASUREMENT = {"cpu": 0.25, "cuda": 0.1}
-"""Seconds spent on each measurement."""
+"""Duration of each measurement in seconds."""
 GPU_SECONDS, STUDY_SECONDS = 90, 5
-"""Time limits on a GPU: rounds stop after `GPU_SECONDS`, and kernels are profiled for `STUDY_SECONDS` afterwards."""
+"""Time limits on a GPU. Rounds stop after `GPU_SECONDS`, and then kernels are profiled for `STUDY_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Predicted and measured time of one model at one size."""
+    """The predicted and measured times of one model at one size."""
 
     model: str
     config: ModelConfig
@@ -44,7 +45,7 @@ class Point:
     prediction: TimePrediction
     measured: float
     largest_tensor: tuple[int, int] | None = None
-    """Bytes of the largest tensor, predicted and actual, for long contexts."""
+    """Predicted and actual size of the largest tensor in bytes, which is measured only for long contexts."""
 
     @property
     def predicted(self) -> float:
@@ -91,7 +92,7 @@ class Point:
 
 
 def cost(options: BenchmarkOptions) -> Report:
-    """Calibrate the device, then predict and measure. Nothing is fitted to these points."""
+    """Calibrate the device, and compare predicted and measured times. Nothing is fitted to the measured points."""
     started, load, device = time.perf_counter(), machine.load_average(), torch.device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -166,20 +167,20 @@ def _describe_variation(pass_seconds: list[float]) -> str:
 
 
 class _MeasurementRunner:
-    """Predicts and measures points on one device and keeps the smallest time of several rounds."""
+    """A runner that predicts and measures points on one device and keeps the smallest time over several rounds."""
 
     def __init__(self, calibration: Calibration, device: torch.device, log: LogFunction, *, until: float) -> None:
         """Create a runner that starts no round that would end after `until` (a value of `time.perf_counter`)."""
         self.calibration, self.device, self.log, self.until = calibration, device, log, until
         self.timer = Timer(device)
         self.pass_seconds: list[float] = []
-        """Seconds of a small forward pass before each measurement. It is launch-bound, so it shows the variation of the
-        machine."""
+        """Durations in seconds of the small forward pass that runs before each measurement. The pass is launch-bound,
+        so its durations show how much the machine's speed varies."""
         self._tiny_pass = build_tiny_forward_pass(device, calibration.dtype)
         self._steps: dict[tuple[str, Workload], Step] = {}
 
     def rounds(self) -> tuple[list[Point], list[Point]]:
-        """Measure all points and return the regular points and the long contexts."""
+        """Measure all points and return the regular points and the long-context points."""
         points, long = self._list_points(), self._long_context_points()
         result: dict[int, Point] = {}
         round_seconds = 0.0
@@ -213,8 +214,9 @@ class _MeasurementRunner:
         return points
 
     def _long_context_points(self) -> list[tuple[str, ModelConfig, Workload]]:
-        """Contexts of 1024, 2048 and 4096 tokens with eager and fused attention. Only eager attention allocates n×n
-        matrices.
+        """List the points for contexts of 1024, 2048 and 4096 tokens with eager and fused attention.
+
+        Only eager attention allocates n×n matrices.
         """
         d_model = 768 if self.device.type == "cuda" else 128
         config = GPTConfig(vocab_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
@@ -245,7 +247,7 @@ class _MeasurementRunner:
         return self._steps[name, workload]
 
     def describe_points(self, points: list[Point]) -> list[dict[str, Any]]:
-        """Return all figures of each point and, on a GPU and as time permits, its kernels."""
+        """Return all figures of each point. On a GPU, include the kernels of as many points as time permits."""
         described = []
         for point in points:
             described.append(point.as_dict())
@@ -257,7 +259,7 @@ class _MeasurementRunner:
         return described
 
     def _largest_tensor(self, point: Point) -> tuple[int, int]:
-        """Return the bytes of the largest tensor, predicted and actual."""
+        """Return the predicted size and the actual size of the largest tensor in bytes."""
         with _LargestTensorMode() as actual:
             self._step(point.model, point.config, point.workload)()
         workload = point.workload
@@ -269,7 +271,7 @@ class _MeasurementRunner:
 
 
 class _LargestTensorMode(TorchDispatchMode):
-    """Records the size of the largest floating-point tensor that any operator returns."""
+    """A dispatch mode that records the size of the largest floating-point tensor that any operator returns."""
 
     def __init__(self) -> None:
         super().__init__()

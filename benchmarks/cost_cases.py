@@ -1,4 +1,4 @@
-"""Models and sizes used to test the predicted times."""
+"""Models and workload sizes for testing the predicted times."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 
 
 def build_configs(kind: str) -> dict[str, ModelConfig]:
-    """Return configs by name. Their sizes lie between the grid points of the calibration."""
+    """Build model configs, keyed by name, whose sizes lie between the grid points of the calibration."""
     if kind == "cpu":
         llama: dict[str, Any] = {"d_model": 320, "n_heads": 5, "n_layers": 6, "d_ff": 864, "vocab_size": 4096}
         return {
@@ -50,7 +50,7 @@ def _llama_7b_config(shape: dict[str, Any]) -> GPTConfig:
 
 
 def workload_sizes(kind: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (model, mode, batch size and lengths) of every point."""
+    """Return a tuple of the model name, the mode, and the batch size and lengths for every point."""
     if kind == "cpu":
         return [
             ("gpt-nano", "decode", {"batch_size": 1, "seq_len": 40}),

@@ -1,4 +1,4 @@
-"""Compare with every speed target on a CPU in one run, with a table and a plot."""
+"""Compare qkv with every speed target on a CPU in one run, and create a table and a plot."""
 
 import io
 import subprocess
@@ -21,7 +21,7 @@ HF, LLAMA, NANOGPT = decode.TRANSFORMERS.name, decode.LLAMA_CPP.name, "nanoGPT, 
 PLOT_NAME = "speed-cpu.png"
 CHUNK = 256
 MAX_BAR_WIDTH = 3.0
-"""Longest bar in the plot, as a multiple of the target. Longer bars are truncated."""
+"""Length of the longest bar in the plot, as a multiple of the target. Longer bars are truncated."""
 HELP = "import sys; sys.argv = ['qkv', '--help']; from qkv.cli import main; main()"
 ENCODERS = [
     Engine(name="qkv", module="benchmarks.engines.encode_qkv", is_ours=True),
@@ -32,21 +32,21 @@ ENCODERS = [
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedTarget:
-    """Target for the speed of the best of `ours` relative to the best of `peers`."""
+    """A target for the speed of the fastest engine in `ours` relative to the fastest engine in `peers`."""
 
     row: str
     peers: tuple[str, ...]
     min_ratio: float
     ours: tuple[str, ...] = ("qkv",)
     n_bytes: float = 0.0
-    """Bytes that the timed work must read at least once."""
+    """Number of bytes that the timed work must read at least once."""
     n_flops: float = 0.0
-    """FLOPs of the timed work. With `n_bytes` and the rates of the machine, they give a lower bound on the time."""
+    """FLOPs of the timed work. With `n_bytes` and the machine's peak rates, they give a lower bound on the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonGroup:
-    """Engines that are compared on the same workload, with their targets."""
+    """A group of engines that are compared on the same workload, with their speed targets."""
 
     description: str
     engines: Sequence[Engine]
@@ -57,7 +57,7 @@ class ComparisonGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetResult:
-    """A measured ratio and its target. Larger is better for both."""
+    """A measured speed ratio and its target. Larger ratios are better."""
 
     row: str
     description: str
@@ -172,9 +172,9 @@ def _translation_group(options: BenchmarkOptions, threads: int) -> ComparisonGro
 
 
 def _training_groups(options: BenchmarkOptions, threads: int) -> list[ComparisonGroup]:
-    """Training of GPT-2 124M and of a small model.
+    """Build the groups for training GPT-2 124M and a small model.
 
-    The 124M model runs without compilation, because three more engines would not fit in 16 GB. Compilation gains 3 %
+    The 124M model runs without compilation because three more engines would not fit into 16 GB. Compilation gains 3 %
     (see `train-124m`).
     """
     engines_by_name = {engine.name: engine for engine in training_speed.engines(options.peers)}
@@ -232,7 +232,7 @@ def _plan(workload: Any, tolerance: float) -> ComparisonPlan:  # noqa: ANN401 - 
 
 
 def _compare_to_target(target: SpeedTarget, group: ComparisonGroup, comparison: Comparison) -> TargetResult | None:
-    """Return the result for a target, or None if an engine is missing."""
+    """Compare the measured times with a target and return the result, or None if an engine is missing."""
     ours, theirs = (
         _fastest([comparison.best[name] for name in side if name in comparison.best])
         for side in (target.ours, target.peers)
@@ -317,7 +317,7 @@ def _run(*arguments: str) -> str:
 
 
 def _plot_results(results: Sequence[TargetResult]) -> bytes:
-    """Plot each ratio relative to its target and return a PNG file."""
+    """Plot each speed ratio relative to its target and return a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.36 * len(results) + 1.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""Benchmark decoding with a KV cache on a CPU against peers with the same weights."""
+"""Benchmark decoding with a KV cache on a CPU against other libraries that use the same weights."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,8 +28,8 @@ SMALL: dict[str, Any] = {
     "long": 136,
 }
 ANY_DIFFERENCE = float("inf")
-"""Greedy ids of a random model diverge quickly in lower precision, so they are not compared. The accuracy of int8 is
-tested with a trained model.
+"""Tolerance for engines in lower precision, whose greedy ids quickly diverge for a random model and are not compared.
+The accuracy of int8 is tested with a trained model.
 """
 
 OURS = Engine(name="qkv", module="benchmarks.engines.decode_qkv", is_ours=True)

@@ -1,4 +1,4 @@
-"""Benchmark sentence embeddings of all-MiniLM-L6-v2, from text to vectors."""
+"""Benchmark the computation of sentence embeddings with all-MiniLM-L6-v2, from texts to vectors."""
 
 from benchmarks import machine
 from benchmarks.engine import Engine
@@ -8,7 +8,8 @@ from benchmarks.runner import CEILINGS, BenchmarkOptions, Comparison, Comparison
 N_SENTENCES = 1000
 WIDTH = 384
 TOLERANCE = 1e-5
-"""Allowed difference per element of a unit vector. With 384 elements, the cosine is still at least 1 − 2e-8."""
+"""Allowed difference per element of a unit vector. Even if all 384 elements differ by this much, the cosine is at least
+1 − 2e-8."""
 ENGINES = [
     Engine(name="qkv (sorted by length, 512 tokens per batch)", module="benchmarks.engines.embed_qkv", is_ours=True),
     Engine(name="qkv model, packed rows of 256", module="benchmarks.engines.embed_qkv", options={"batching": "packed"}),

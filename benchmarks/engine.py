@@ -1,4 +1,4 @@
-"""Engines, which run in separate processes, and the requests sent to them."""
+"""Run engines in separate processes and send requests to them."""
 
 import json
 import os
@@ -24,15 +24,15 @@ class MissingEngineError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine to benchmark: its name in the tables and the module that runs it."""
+    """An engine to benchmark, with its name in the tables and the module that runs it."""
 
     name: str
     module: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
-    """Whether the engine is part of qkv. Speedups are computed relative to these engines."""
+    """Whether the engine is part of qkv. Speedups are computed relative to the engines of qkv."""
     tolerance: float | None = None
-    """Allowed difference of outputs for an engine in lower precision. None uses the tolerance of the plan."""
+    """Allowed difference between outputs for an engine in lower precision. If None, the plan's tolerance applies."""
 
     @property
     def command(self) -> list[str]:
@@ -40,7 +40,7 @@ class Engine:
 
 
 class EngineProcess:
-    """A running engine. Requests are synchronous, so two engines never compute at the same time."""
+    """The process of a running engine. Requests are synchronous, so two engines never compute at the same time."""
 
     def __init__(self, command: list[str], *, threads: int) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close()

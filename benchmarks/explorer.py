@@ -21,7 +21,8 @@ from benchmarks.runner import BenchmarkOptions
 from qkv.serving.frame_codec import decode_frame
 
 EXACT_TOLERANCE, QUANTIZED_TOLERANCE = 1e-5, 0.004
-"""Allowed differences from the attention weights of `transformers`, for a row on hover and for a quantized full layer.
+"""Allowed differences from the attention weights of `transformers`, first for a row shown on hover and second for a
+quantized full layer.
 """
 BYTES, EVERY, LAYER = "MB of all heads", "s to all heads", "s to one layer"
 FROM_TEXT, HOVER, ROW = "s from the text to all heads", "ms per hover", "ms to the exact row"
@@ -34,12 +35,15 @@ MODELS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
 BERTVIZ = Engine(name="BertViz", module="benchmarks.engines.page_bertviz")
 SCRIPTS = {"require": "requirejs/require.js", "d3": "d3/dist/d3.min.js", "jquery": "jquery/dist/jquery.min.js"}
 PageKey = tuple[str, int]
-"""Model and number of tokens."""
+"""Name of the model and number of tokens."""
 
 
 @dataclass
 class PageResults:
-    """Figures of both pages by model, number of tokens and quantity. A string explains why there is no figure."""
+    """The figures of both pages, keyed by model, number of tokens and quantity.
+
+    If there is no figure, a string explains why.
+    """
 
     figures: dict[tuple[str, int, str], list[float | str]] = field(default_factory=dict)
     external_requests: list[int] = field(default_factory=lambda: [0, 0])
@@ -103,7 +107,7 @@ def _measure_explorer(index: PageKey, server: Server, browser: Browser, result: 
     layers = [{"path": "./api/attention", "body": {**named, "layer": i}} for i in range(stack["n_layers"])]
     warm = browser.best(server.page(state, **every, bodies=[{"path": "./api/heads", "body": named}, *layers]))
     heads = {"view": "head", "heads": ".".join(map(str, range(stack["n_heads"])))}
-    # Tokens outside the viewport are not in the document.
+    # The document does not contain tokens outside the viewport.
     tokens = {"ready": ".left .token", "tokens": ".left .token", "least": min(n, 20), "says": "Exact to float32"}
     layer = browser.best(server.page(state | heads, **tokens))
     result.put(index, 0, warm, {BYTES: warm["bytes"] / 1e6, EVERY: _seconds(warm)})
@@ -114,7 +118,7 @@ def _measure_explorer(index: PageKey, server: Server, browser: Browser, result: 
 def _write_bertviz_pages(
     engine: EngineProcess, index: PageKey, server: Server, result: PageResults
 ) -> PageMetrics | None:
-    """Write both BertViz pages after checking that the explorer sends the attention weights of `transformers`."""
+    """Check that the explorer sends the attention weights of `transformers`, and write both BertViz pages."""
     name, n = index
     out = Path(server.model).parent / f"{Path(server.model).name}-{n}"
     out.mkdir()

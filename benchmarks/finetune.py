@@ -30,17 +30,17 @@ from qkv.tasks import TextEncoder
 from qkv.training.finetune_data import load_task_with_evaluation_split, sample_rows
 
 SIZES = (None, 1_000, 100)
-"""Numbers of SST-2 labels for training. None means all."""
+"""Numbers of SST-2 labels used for training. None means all labels."""
 SEEDS = 3
 SEEDS_WITH_ALL_LABELS = ("from scratch", "pre-trained")
-"""Engines that run with all seeds on all labels. The others run with one seed."""
+"""Engines that train on all labels with every seed. The other engines use only one seed."""
 ONE_SEED = ("sick", "sick score", "trec", "banking77")
-"""Tasks that run with one seed to save time."""
+"""Tasks that run with only one seed to save time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of the table."""
+    """A row of the results table."""
 
     task: str
     engine: str
@@ -51,12 +51,12 @@ class Row:
     seeds: int
     parameters: int
     seconds: float
-    """Seconds per seed, including loading and evaluation."""
+    """Time per seed in seconds, including loading and evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings:
-    """Settings shared by all jobs."""
+    """The settings that all jobs share."""
 
     model: str
     minilm: str | None
@@ -70,7 +70,7 @@ class FinetuneSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One seed of one row of the table."""
+    """A job, which runs one seed for one row of the table."""
 
     task: str
     engine: str
@@ -79,7 +79,7 @@ class Job:
 
 
 def list_jobs(benchmark: FinetuneSettings, seeds: int) -> list[Job]:
-    """List the jobs, longest first, so that no long job runs alone at the end."""
+    """List the jobs from longest to shortest so that no long job runs on its own at the end."""
     engines = ["from scratch", "pre-trained", *(["MiniLM"] if benchmark.minilm is not None else []), "bag of words"]
     result = [
         Job(task="sst2", engine=engine, n_train_rows=n_train_rows, seed=seed)
@@ -103,7 +103,7 @@ def run_job(job: Job, benchmark: FinetuneSettings) -> Row:
 
 
 def average_seeds(rows: list[Row]) -> list[Row]:
-    """Combine the seeds of each task, engine and number of labels into one row."""
+    """Average over seeds and return one row for each task, engine and number of labels."""
     groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.task, row.labels, row.engine), []).append(row)
@@ -214,7 +214,7 @@ def report(rows: list[Row], load: float) -> Report:
 
 
 def draw_curves(rows: list[Row], path: Path) -> None:
-    """Accuracy on SST-2 against the number of labels."""
+    """Plot the accuracy on SST-2 against the number of labels."""
     figure = new_figure(width=6.4, height=4.2)
     axis = figure.subplots()
     colors = {"pre-trained": "#08519c", "from scratch": "#d95f02", "bag of words": "#737373", "MiniLM": "#238b45"}
@@ -258,7 +258,7 @@ def main() -> int:
     benchmark = FinetuneSettings(
         model=arguments.model, minilm=arguments.minilm, data=arguments.data, epochs=arguments.epochs
     )
-    # Spawned processes, because CUDA does not support forking.
+    # The processes are spawned because CUDA does not support forking.
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         chosen = [
             job

@@ -1,4 +1,4 @@
-"""Benchmark decoding on a GPU against gpt-fast and Hugging Face with the same weights."""
+"""Benchmark decoding on a GPU against gpt-fast and Hugging Face, using the same weights."""
 
 from dataclasses import asdict, replace
 
@@ -11,7 +11,7 @@ from benchmarks.runner import BenchmarkOptions, Comparison, ComparisonPlan, comp
 
 GPT2 = Workload(n_layers=12, n_heads=12, d_model=768, d_ff=3072, vocab_size=50257, is_llama=False, batch=1)
 LLAMA = replace(GPT2, d_ff=2048, is_llama=True)
-"""As many weights as GPT-2 124M, in the architecture that gpt-fast supports."""
+"""Workload for a model with as many weights as GPT-2 124M and the architecture that gpt-fast supports."""
 LARGE = replace(LLAMA, n_layers=24, n_heads=16, d_model=2048, d_ff=5632, vocab_size=32000)
 OURS = Engine(name="qkv", module="benchmarks.engines.gpu_decode_qkv", is_ours=True)
 TRANSFORMERS = Engine(name="Hugging Face, static cache", module="benchmarks.engines.gpu_decode_transformers")

@@ -1,4 +1,4 @@
-"""Benchmark BERT-base on a GPU with equal and mixed text lengths against transformers."""
+"""Benchmark BERT-base on a GPU against transformers, with equal and with mixed text lengths."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 TARGETS = {"64 × 128 tokens": 1.1, "256 of 1 to 128 tokens": 1.6}
 STEPS = 30
 TOLERANCE = 0.004
-"""Allowed difference per element of a unit vector with 768 elements in bfloat16: a tenth of the typical element."""
+"""Allowed difference per element of a unit vector with 768 elements in bfloat16. It is a tenth of a typical element."""
 
 
 def encode_gpu(options: BenchmarkOptions) -> Report:
@@ -76,7 +76,7 @@ def _measure(name: str, workload: Workload, options: BenchmarkOptions) -> tuple[
     )
     result = compare(chosen, plan, ceilings=CEILINGS, repeats=options.repeats, log=options.log)
     rate = max(ceiling["flops"] for ceiling in result.ceilings.values())
-    # Only tokens count, not padding: 2 FLOPs per weight, and the scores of all pairs.
+    # Only tokens count, not padding. Each token takes 2 FLOPs per weight, plus the FLOPs of the scores of all pairs.
     lengths = [len(row) for row in workload.rows()]
     flops_per_token = 2 * workload.n_layers * (4 * workload.d_model**2 + 2 * workload.d_model * workload.d_ff)
     flops = sum(n * (flops_per_token + 4 * workload.n_layers * workload.d_model * n) for n in lengths)

@@ -1,4 +1,4 @@
-"""Profile the GPU kernels of a step, to analyze inaccurate predictions."""
+"""Profile the GPU kernels of a step to analyze inaccurate predictions."""
 
 import time
 import warnings
@@ -13,7 +13,7 @@ WARM_UP = 3
 
 
 def profile_kernels(step: Step) -> dict[str, Any]:
-    """Return the kernels of one step by name, and the time that the CPU needs to launch them."""
+    """Return the kernels of one step, keyed by name, and the time that the CPU takes to launch them."""
     for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize()
@@ -23,7 +23,7 @@ def profile_kernels(step: Step) -> dict[str, Any]:
     torch.cuda.synchronize()
     kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of the profiler
+        warnings.simplefilter("ignore")  # the profiler prints warnings
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             step()
             torch.cuda.synchronize()

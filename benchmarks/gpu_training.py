@@ -1,4 +1,4 @@
-"""Benchmark the training step of GPT-2 124M on a GPU against nanoGPT."""
+"""Benchmark a training step of GPT-2 124M on a GPU against nanoGPT."""
 
 from dataclasses import asdict
 from typing import Any
@@ -21,10 +21,11 @@ SHAPE: dict[str, Any] = {
     "batch": 32,
     "length": 1024,
 }
-"""Model and batch. The vocabulary is padded to a multiple of 64, as nanoGPT does."""
+"""Workload with the model and the batch. The vocabulary size is padded to a multiple of 64, as in nanoGPT."""
 STEPS = 20
 TOLERANCE = 0.02
-"""Because bfloat16 has 8 significant bits, losses of about 11 differ in the third digit."""
+"""Allowed difference between losses. In bfloat16, which has 8 significant bits, losses of about 11 differ in the third
+digit."""
 TARGET_SPEEDUP = 1.15
 
 

@@ -1,4 +1,4 @@
-"""Benchmark how time and memory grow with length, batch size and layers, compared with the estimates of `qkv.cost`."""
+"""Benchmark how time and memory grow with length, batch size and layers, and compare them with `qkv.cost` estimates."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -31,14 +31,14 @@ LENGTH, BATCH, LAYERS = "n, tokens", "batch size, sequences", "layers"
 MODES = {Mode.TRAIN: "training step", Mode.PREFILL: "prefill", Mode.DECODE: "decode step"}
 COLORS = {Mode.TRAIN: "#D55E00", Mode.PREFILL: "#0072B2", Mode.DECODE: "#009E73"}
 SECONDS_PER_MEASUREMENT = 0.1
-"""Seconds spent on each measurement, with at least three runs."""
+"""Duration of each measurement in seconds. Each measurement includes at least three runs."""
 FEW_RECURRENCES = ((2, 8), (1, 16), (32, 128))
-"""Grid of recurrences, which a calibration requires but these models do not use."""
+"""Grid of recurrences, which a calibration requires although these models do not use recurrences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Shape of a model and the values that are varied one at a time."""
+    """The shape of a model and the values of the quantities that are varied one at a time."""
 
     d_model: int
     n_layers: int
@@ -46,7 +46,8 @@ class SweepPlan:
     batches: tuple[int, ...]
     layers: tuple[int, ...]
     fixed_size: tuple[int, int]
-    """Batch size and tokens while the layers vary. The tokens are also used while the batch size varies."""
+    """Batch size and number of tokens used while the number of layers varies. While the batch size varies, only the
+    number of tokens is fixed."""
     vocab_size: int = 1024
 
     def config(self, n_layers: int) -> GPTConfig:
@@ -60,7 +61,7 @@ class SweepPlan:
         )
 
     def points(self) -> Iterator[tuple[str, int, GPTConfig, tuple[int, int]]]:
-        """Yield the varied quantity, its value, the config, and batch size and tokens."""
+        """Yield the varied quantity, its value, the model config, and the batch size and number of tokens."""
         rows, tokens = self.fixed_size
         yield from ((LENGTH, n, self.config(self.n_layers), (1, n)) for n in self.lengths)
         yield from ((BATCH, n, self.config(self.n_layers), (n, tokens)) for n in self.batches)
@@ -90,7 +91,7 @@ SWEEPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Time and memory of one mode at one size, measured and predicted."""
+    """The measured and predicted time and memory of one mode at one size."""
 
     varied: str
     value: int
@@ -109,7 +110,7 @@ class Point:
 
 
 def growth(options: BenchmarkOptions) -> Report:
-    """Measure every size once, from small to large. Nothing is fitted to these points."""
+    """Measure every size once, from small to large. Nothing is fitted to the measured points."""
     load, device = machine.load_average(), torch.device(options.device)
     torch.set_num_threads(options.threads or (1 if device.type == "cpu" else torch.get_num_threads()))
     retain_freed_memory()
@@ -141,7 +142,7 @@ def growth(options: BenchmarkOptions) -> Report:
 
 
 def _find_or_create_calibration(device: torch.device, log: LogFunction) -> Calibration:
-    """Return the saved calibration of this device, or calibrate it."""
+    """Return the saved calibration of this device, or calibrate the device."""
     dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
     calibration = find_newest_calibration(Mode.PREFILL, dtype, device=gpu_name_or_cpu_threads(device))
     if calibration is not None:
@@ -190,7 +191,7 @@ def _build_model_step(config: GPTConfig, workload: Workload, device: torch.devic
 
 
 def _peak_bytes(make: Callable[[], Step], device: torch.device) -> int:
-    """Return the peak bytes from building the model to the end of its second step."""
+    """Return the peak memory in bytes from building the model to the end of its second step."""
 
     def build_and_run_twice() -> None:
         step = make()
@@ -238,7 +239,10 @@ def _describe_errors(points: Sequence[Point]) -> str:
 
 
 def plot_points(points: Sequence[Point], title: str) -> bytes:
-    """Plot one row per varied quantity, with time on the left and memory on the right, and return a PNG file."""
+    """Plot time and memory and return a PNG file.
+
+    The plot has one row per varied quantity, with time on the left and memory on the right.
+    """
     figure = new_figure(width=10.0, height=11.0)
     for axes, varied in zip(figure.subplots(3, 2), (LENGTH, BATCH, LAYERS), strict=True):
         varied_points = [point for point in points if point.varied == varied]

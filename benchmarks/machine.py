@@ -1,4 +1,4 @@
-"""Processor, cores and load of the machine. Host names and paths are never recorded."""
+"""Describe the processor, cores and load of the machine. Host names and paths are never recorded."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ def gpu() -> str:
 
 
 def load_average() -> float:
-    """Return the load average of the last minute. Before a benchmark starts, this load comes from other processes."""
+    """Return the load average of the last minute. Before a benchmark starts, other processes cause this load."""
     return os.getloadavg()[0]
 
 

@@ -1,4 +1,4 @@
-"""Compare predicted and measured peak memory of training steps on a GPU or, with small models, on a CPU."""
+"""Compare the predicted and measured peak memory of training steps on a GPU or, for small models, on a CPU."""
 
 import gc
 import os
@@ -30,12 +30,12 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training step."""
+    """A training step to measure, with its model config and workload settings."""
 
     name: str
     config: ModelConfig
     settings: dict[str, Any] = field(default_factory=dict)
-    """Workload settings that differ from a float32 step with AdamW."""
+    """Workload settings that differ from those of a float32 step with AdamW."""
 
     def workload(self, device_type: str) -> Workload:
         return Workload.model_validate({"mode": "train", "device_type": device_type, **self.settings})
@@ -157,7 +157,7 @@ CPU_CASES = (
 
 
 class Step:
-    """A full training step like that of the trainer: loss, gradients, clipping, update and EMA."""
+    """A full training step that, like the trainer's, computes loss, gradients, clipping, update and EMA."""
 
     def __init__(self, case: Case, device: str) -> None:
         self.workload = case.workload("cuda" if device == "cuda" else "cpu")
@@ -206,7 +206,7 @@ class Step:
             self.ema.update(1)
 
     def persistent_bytes(self) -> int:
-        """Bytes that are in memory before and after a step."""
+        """Return the number of bytes that are in memory before and after a step."""
         tensors: list[Tensor] = [*self.model.parameters(), self.ids, self.targets]
         tensors += [] if self.source is None else [self.source]
         tensors += [] if self.ema is None else [*self.ema.weights.values()]
@@ -216,7 +216,7 @@ class Step:
 
 
 def measure_peak(case: Case, device: str) -> int:
-    """Return the peak bytes of a step after the first one."""
+    """Return the peak memory in bytes of a training step other than the first."""
     step = Step(case, device)
     with use_attention_kernel(step.model, step.workload.kernel):
         step()
@@ -231,10 +231,10 @@ def measure_peak(case: Case, device: str) -> int:
 
 
 def peak_cpu_bytes(run: Callable[[], object]) -> int:
-    """Return the peak bytes allocated while running a function on a CPU."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints to stderr when it starts and ends
+    """Return the peak number of bytes allocated while a function runs on a CPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise, the profiler prints to stderr when it starts and ends
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of the profiler
+        warnings.simplefilter("ignore")  # the profiler prints warnings
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             run()
     assert profile.profiler is not None

@@ -1,4 +1,4 @@
-"""Benchmark an RNN against a Transformer by length: time and sequential steps, in the shapes of the shipped models."""
+"""Benchmark the time and sequential steps of an RNN and a Transformer, shaped like the shipped models, by length."""
 
 import io
 import time
@@ -30,11 +30,11 @@ LENGTHS = (8, 16, 32, 64, 128, 256)
 BATCH = {"cpu": 4, "cuda": 64}
 """Batch size of a training step and of the encoder. Decoding uses a single sequence."""
 SECONDS_PER_MEASUREMENT = 0.3
-"""Seconds spent on each measurement, with at least three runs."""
+"""Duration of each measurement in seconds. Each measurement includes at least three runs."""
 VOCAB_SIZE = 8000
 MODELS = {"RNN": "es-en-rnn", "Transformer": "es-en"}
 LAYER = {"RNN": "GRU", "Transformer": "self-attention, with Q K V O"}
-"""Names of the layers in `compare_attention_with_rnn_costs`."""
+"""Name that `compare_attention_with_rnn_costs` uses for each model's layer."""
 COLORS = {"RNN": "#D55E00", "Transformer": "#0072B2"}
 ONE_THREAD = (
     "With one thread, all operations run sequentially, so the number of sequential steps does not affect the time, and "
@@ -51,7 +51,7 @@ Config = RNNConfig | Seq2SeqConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Time and sequential steps of both models for one task at one length."""
+    """The times and sequential steps of both models for one task at one length."""
 
     task: str
     length: int
@@ -66,7 +66,7 @@ class Point:
 
 
 def load_configs() -> dict[str, Config]:
-    """Load the shipped configs with the same vocabulary size, so that the output layers cost the same."""
+    """Load the configs of the shipped models with the same vocabulary size so that the output layers cost the same."""
     configs_by_kind: dict[str, Config] = {}
     for name, model in MODELS.items():
         config = load_config(shipped_model_folders()[model] / "config.json")
@@ -76,7 +76,10 @@ def load_configs() -> dict[str, Config]:
 
 
 def sequential_steps(kind: str, config: Config, task: str, n: int) -> int:
-    """Count layer steps that depend on each other. In training, the backward pass has as many as the forward pass."""
+    """Count the layer steps that must run one after another.
+
+    In training, the backward pass has as many steps as the forward pass.
+    """
     steps_per_pass, steps_per_token = (
         next(
             cost.sequential_steps
@@ -96,7 +99,7 @@ def sequential_steps(kind: str, config: Config, task: str, n: int) -> int:
 
 
 def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, int], Step]:
-    """Return a function that builds the timed step for a task and a length, with one randomly initialized model."""
+    """Return a function that builds the timed step for a task and a length. All steps use the same random model."""
     model = build_random_model(config, device, Precision.FLOAT32)
     assert isinstance(model, RNNSeq2Seq | Seq2Seq)
     prepacked = prepack_weights(model)
@@ -116,7 +119,7 @@ def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, in
 
 
 def recurrence(options: BenchmarkOptions) -> Report:
-    """Measure the two models in turn at each point, so that a period of high load affects both of them."""
+    """Measure the two models in turn at each point so that a period of high load affects both models."""
     load, device = machine.load_average(), torch.device(options.device)
     torch.set_num_threads(options.threads or 1)
     retain_freed_memory()
@@ -190,7 +193,7 @@ def _describe_growth(points: Sequence[Point]) -> list[str]:
 
 
 def plot_points(points: Sequence[Point], title: str) -> bytes:
-    """Plot the time of the three tasks and the sequential steps, and return a PNG file."""
+    """Plot the time of the three tasks and the number of sequential steps, and return a PNG file."""
     figure = new_figure(width=10.0, height=7.0)
     axes = figure.subplots(2, 2).flatten()
     for axis, task in zip(axes, TITLES, strict=False):
@@ -207,12 +210,12 @@ def plot_points(points: Sequence[Point], title: str) -> bytes:
             axes[3].plot([p.length for p in task_points], steps, dashes, color=COLORS[kind], marker=".", label=label)
     _format_axis(axes[3], "Sequential layer steps", "steps")
     figure.suptitle(title)
-    axes[3].set_ylim(top=20 * axes[3].get_ylim()[1])  # space for the legend
+    axes[3].set_ylim(top=20 * axes[3].get_ylim()[1])  # leaves space for the legend
     return encode_png(figure)
 
 
 def encode_png(figure: "Figure") -> bytes:
-    """Encode a figure as PNG with a color palette, which takes a third of the bytes."""
+    """Encode a figure as PNG with a color palette, which reduces the file size to a third."""
     from PIL import Image
 
     full, quantized = io.BytesIO(), io.BytesIO()

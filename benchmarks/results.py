@@ -20,7 +20,7 @@ of an engine divided by the best time of qkv.
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One section of the results."""
+    """A section of the benchmark results."""
 
     name: str
     description: str
@@ -30,9 +30,9 @@ class Report:
     versions: Mapping[str, str]
     load: float
     files: Mapping[str, Any] = field(default_factory=dict)
-    """JSON files by name, written if the output is a folder."""
+    """Contents of JSON files, keyed by file name. The files are written if the output is a folder."""
     plots: Mapping[str, bytes] = field(default_factory=dict)
-    """PNG files by name."""
+    """Contents of PNG files, keyed by file name."""
 
     def text(self) -> str:
         versions = {"Python": platform.python_version(), **self.versions}

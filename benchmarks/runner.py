@@ -1,4 +1,4 @@
-"""Compare engines: check that their outputs agree, then time them alternately and keep the best time of each."""
+"""Compare engines by checking that their outputs agree, timing them alternately and keeping each engine's best time."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,25 +11,25 @@ from benchmarks.engine import Engine, EngineError, EngineProcess, MissingEngineE
 
 LogFunction = Callable[[str], None]
 CEILINGS = Engine(name="ceilings", module="benchmarks.engines.cpu_ceilings")
-"""Measures the peak rates of the machine in the same run as the engines."""
+"""Engine that measures the machine's peak rates in the same run as the other engines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
-    """Command-line options shared by all benchmarks."""
+    """The command-line options that all benchmarks share."""
 
     peers: Path | None
-    """Folder with clones of the peers."""
+    """Folder that contains clones of the peers' repositories."""
     repeats: int
     threads: int | None
-    """Number of threads. None uses the default of the benchmark."""
+    """Number of threads. If None, the benchmark's default is used."""
     log: LogFunction
     device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestTimes:
-    """Smallest wall-clock and CPU seconds over all rounds, each taken separately."""
+    """The smallest wall-clock and CPU times over all rounds in seconds. The two times may be from different rounds."""
 
     wall: float
     cpu: float
@@ -37,7 +37,7 @@ class BestTimes:
 
 @dataclass(kw_only=True)
 class Comparison:
-    """Results of a comparison: times of the engines that ran, and reasons for those that did not."""
+    """The results of a comparison: the times of the engines that ran and the reasons why other engines did not run."""
 
     best: dict[str, BestTimes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -45,11 +45,12 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
     ceilings: dict[int, dict[str, float]] = field(default_factory=dict)
     largest_difference: float = 0.0
-    """Largest difference between the output of the first engine and any other in the same precision."""
+    """Largest difference between the output of the first engine and that of any other engine in the same precision."""
 
     def timed_engines(self, engines: Sequence[Engine]) -> Iterator[tuple[Engine, BestTimes, list[str]]]:
-        """Yield the engines that ran with their times and the speedups of qkv over them, by wall-clock and by CPU
-        time.
+        """Yield each engine that ran, with its times and the speedup of qkv over the engine.
+
+        Speedups are given for wall-clock time and for CPU time.
         """
         ours = [self.best[engine.name] for engine in engines if engine.is_ours and engine.name in self.best]
         for engine in engines:
@@ -64,7 +65,7 @@ class Comparison:
 
     @property
     def absence_notes(self) -> list[str]:
-        """Notes that explain why engines are missing or failed."""
+        """The notes that explain why engines are missing or have failed."""
         return [
             *(f"Not installed: {name}: {reason}." for name, reason in self.missing.items()),
             *(f"Failed: {name}: {reason}." for name, reason in self.failed.items()),
@@ -73,7 +74,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPlan:
-    """Workload and settings sent to every engine."""
+    """The workload and settings that are sent to every engine."""
 
     workload: Mapping[str, Any]
     check_steps: int
@@ -85,7 +86,7 @@ class ComparisonPlan:
 def compare(
     engines: Sequence[Engine], plan: ComparisonPlan, *, ceilings: Engine, repeats: int, log: LogFunction
 ) -> Comparison:
-    """Check and time the engines. The output of the first engine is the reference for the others."""
+    """Check and time the engines. The output of the first engine is the reference for all other engines."""
     result = Comparison()
     with ExitStack() as stack:
         running: dict[str, EngineProcess] = {}
@@ -117,7 +118,7 @@ def compare(
 def _describe_and_check(
     engine: Engine, process: EngineProcess, plan: ComparisonPlan, result: Comparison
 ) -> list[float] | None:
-    """Return the output of an engine, or None after recording why it is missing or failed."""
+    """Return the output of an engine, or record why the engine is missing or failed and return None."""
     try:
         response = process.send_request("describe", workload=plan.workload, options=engine.options)
         result.versions |= response["versions"]
@@ -130,7 +131,10 @@ def _describe_and_check(
 
 
 def _distance(output: list[float], expected: list[float]) -> float:
-    """Return the largest difference. It is infinite if the lengths differ, and NaN if any value is NaN."""
+    """Return the largest difference between two outputs.
+
+    The difference is infinite if the lengths differ, and NaN if any value is NaN.
+    """
     if len(output) != len(expected):
         return float("inf")
     difference = [abs(a - b) for a, b in zip(output, expected, strict=True)]
@@ -146,7 +150,7 @@ def _time_alternately(
     repeats: int,
     log: LogFunction,
 ) -> None:
-    """Time all engines in turn, round by round, so that a busy period affects all of them."""
+    """Time all engines in turn, round by round, so that a period of high load affects all engines."""
     for repeat in range(repeats):
         rates = ceiling_process.send_request("time", threads=sorted({1, plan.threads}))["ceilings"]
         for threads, rate in rates.items():

@@ -1,4 +1,4 @@
-"""Compare the validation loss of character models on Tiny Shakespeare after the same CPU time."""
+"""Compare the validation losses of character models trained on Tiny Shakespeare for the same CPU time."""
 
 import os
 from pathlib import Path
@@ -11,15 +11,18 @@ from benchmarks.runner import BenchmarkOptions
 
 TEXT = Path("shakespeare") / "input.txt"
 THREADS = 1
-"""Default number of threads. With more threads, waiting counts as CPU time, especially on a busy machine."""
+"""Default number of threads. With more threads, waiting would count as CPU time, especially on a busy machine."""
 CPU_SECONDS = 150.0
-"""CPU seconds for qkv if nanoGPT is not installed."""
+"""CPU time in seconds for training qkv if nanoGPT is not installed."""
 PUBLISHED = 1.88
-"""Loss in the README of nanoGPT for these settings."""
+"""Loss that nanoGPT's README reports for these settings."""
 
 
 def shakespeare_cpu(options: BenchmarkOptions) -> Report:
-    """Train with nanoGPT and qkv. Each repeat trains qkv with another seed; nanoGPT always uses the same seed."""
+    """Train with nanoGPT and qkv and compare the losses.
+
+    Each repeat trains qkv with a different seed, whereas nanoGPT always uses the same seed.
+    """
     threads = options.threads or THREADS
     load, workload = machine.load_average(), {"text": str(find_text())}
     peer_options = {"peers": None if options.peers is None else str(options.peers)}

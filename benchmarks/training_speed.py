@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "batch": 12,
     "length": 64,
 }
-"""The CPU example of nanoGPT."""
+"""Workload of nanoGPT's CPU example."""
 GPT2: dict[str, Any] = {
     "n_layers": 12,
     "n_heads": 12,
@@ -33,12 +33,14 @@ GPT2: dict[str, Any] = {
 }
 
 BF16_TOLERANCE = 0.02
-"""Because bfloat16 has 8 significant bits, losses of about 10 differ in the third digit."""
+"""Allowed difference between losses. In bfloat16, which has 8 significant bits, losses of about 10 differ in the third
+digit."""
 
 
 def engines(peers: Path | None) -> list[Engine]:
-    """List every engine with its best settings in float32, nanoGPT also with its default AdamW, and qkv also in
-    bfloat16.
+    """List every engine with its best settings in float32, and include two additional variants.
+
+    The variants are nanoGPT with its default AdamW and qkv in bfloat16.
     """
     peer_options = {"peers": None if peers is None else str(peers)}
     ours, nanogpt, hugging_face = (f"benchmarks.engines.train_{name}" for name in ("qkv", "nanogpt", "transformers"))

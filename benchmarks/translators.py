@@ -48,25 +48,25 @@ from qkv.text.translation_metrics import (
 )
 
 SEARCHES = {"greedy": 1, "beam5": 5}
-"""Beams of each search method. Translation files are named after the method."""
+"""Number of beams for each search method. Translation files are named after the search method."""
 GPU_SOURCE_TOKENS = 16_384
-"""Source tokens per batch on a GPU, which would be idle with batches as small as on a CPU."""
+"""Number of source tokens per batch on a GPU, which would be underused with batches as small as on a CPU."""
 COLORS = ("#737373", "#d95f02", "#08519c", "#6baed6", "#238b45", "#762a83")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStats:
-    """Statistics of the training of a system. None means unknown."""
+    """The training statistics of a system, where None means unknown."""
 
     parameters: int
     seconds: float | None = None
     tokens_per_second: float | None = None
-    """Source and target tokens per second, without padding."""
+    """Number of source and target tokens processed per second, without padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Translations of a system by search method, and its training statistics."""
+    """The translations of a system, keyed by search method, and its training statistics."""
 
     name: str
     translations: Mapping[str, Sequence[str]]
@@ -75,17 +75,20 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemScore:
-    """Scores of one system."""
+    """The scores of a translation system."""
 
     system: System
     scores: Mapping[str, Mapping[str, MetricScore]]
-    """Scores by search method and metric."""
+    """Scores, keyed by search method and metric."""
     bleu_by_source_length: Sequence[Mapping[str, Any]]
-    """BLEU with beam 5 by source length."""
+    """BLEU with beam 5, keyed by source length."""
 
 
 def read_training_stats(folder: Path) -> dict[str, float]:
-    """Read seconds and tokens per second from the metrics of a run folder. Other folders give no statistics."""
+    """Read the training time and tokens per second from the metrics of a run folder.
+
+    Other folders have no statistics.
+    """
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return {}
@@ -111,7 +114,7 @@ def translate(name: str, folder: Path, sources: list[str], device: torch.device)
 
 
 def save_system(system: System, folder: Path) -> None:
-    """Save a system in the format that `load_system` reads."""
+    """Save a translation system in the format that `load_system` reads."""
     stem = re.sub(r"\W+", "-", system.name)
     (folder / f"{stem}.json").write_text(json.dumps(asdict(system.stats), indent=1) + "\n", encoding="utf-8")
     for search, lines in system.translations.items():
@@ -119,7 +122,7 @@ def save_system(system: System, folder: Path) -> None:
 
 
 def load_system(name: str, path: Path) -> System:
-    """Load a system from S.json and its translation files."""
+    """Load a translation system from its S.json file and its translation files."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if "parameters" not in data:
         raise InputError(f"{path}: `parameters` is missing")
@@ -134,7 +137,10 @@ def load_system(name: str, path: Path) -> System:
 def score_systems(
     systems: Sequence[System], pairs: Sequence[Pair], *, peer: str | None, n_bootstrap_samples: int
 ) -> list[SystemScore]:
-    """Score the systems in order. With a peer, all others are compared with it by paired bootstrap."""
+    """Score the systems in order.
+
+    If a peer is given, all other systems are compared with it by paired bootstrap.
+    """
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     for system in systems:
         for search, lines in system.translations.items():
@@ -163,7 +169,7 @@ def _score_search(
             name: score_translations(lines, references, n_bootstrap_samples=n_bootstrap_samples)
             for name, lines in translations.items()
         }
-    # The reference system must come first.
+    # The reference system must be the first in the list.
     return compare_with_first_system(
         {peer: translations.pop(peer), **translations}, references, n_bootstrap_samples=n_bootstrap_samples
     )
@@ -235,7 +241,7 @@ def _score_to_dict(score: SystemScore) -> dict[str, Any]:
 
 
 def plot_scores(result: Sequence[SystemScore], path: Path) -> None:
-    """Plot BLEU of each system, in total and by source length."""
+    """Plot the BLEU score of each system, in total and by source length."""
     figure = new_figure(width=10.5, height=4.2)
     totals, lengths = figure.subplots(1, 2, width_ratios=(1, 1.1))
     for position, score in enumerate(result):

@@ -1,1 +1,1 @@
-"""Scripts that run the benchmarked engines, each in a separate process."""
+"""Scripts that each run one benchmarked engine in a separate process."""

@@ -1,4 +1,4 @@
-"""CTranslate2 beam search with the same weights in float32."""
+"""Run beam search in CTranslate2 with the same weights in float32."""
 
 from typing import Any
 

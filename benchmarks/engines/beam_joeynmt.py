@@ -1,7 +1,7 @@
-"""JoeyNMT beam search with the same weights, from a clone in the folder of peers.
+"""Run beam search in JoeyNMT with the same weights, using a clone in the folder of peers.
 
-Its Transformer has no KV cache and processes the full target at every step. Packages that JoeyNMT imports but that its
-search does not need (`UNUSED_IMPORTS`) are replaced by stubs if they are not installed.
+JoeyNMT's Transformer has no KV cache and processes the full target at every step. `UNUSED_IMPORTS` lists packages that
+JoeyNMT imports but does not need for the search. They are replaced by stubs if they are not installed.
 """
 
 import importlib.metadata

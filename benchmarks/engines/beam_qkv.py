@@ -1,4 +1,4 @@
-"""qkv beam search, called as in `qkv translate`."""
+"""Run beam search in qkv in the same way as `qkv translate`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Hugging Face MarianMTModel.generate with the same weights."""
+"""Run `MarianMTModel.generate` from Hugging Face with the same weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Translation workload shared by all engines: a random Marian model, sources and the beam search."""
+"""Translation workload shared by all engines, with a random Marian model, source texts and beam search settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from qkv.models import Seq2Seq
 
 PAD, END = 0, 2
 SUPPRESSED_LOGIT = -1e4
-"""Bias of the end token, so that every translation has the full length."""
+"""Bias of the end token, which suppresses this token so that every translation has the full length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Shape of the model and of the translation task."""
+    """The shape of the model and of the translation task."""
 
     n_encoder_layers: int
     n_decoder_layers: int
@@ -64,7 +64,8 @@ class Workload:
 
 
 TranslateFunction = Callable[[Tensor, int | None], list[list[int]]]
-"""Maps source ids and a size of n-grams that must not repeat (None: no limit) to the ids of the best translations."""
+"""Function that maps source ids and the size of n-grams that must not be repeated (None for no limit) to the ids of the
+best translations."""
 
 
 @dataclass(kw_only=True)
@@ -75,7 +76,7 @@ class _State:
 
 
 def serve_translation(build: Callable[[Workload, dict[str, Any]], tuple[TranslateFunction, dict[str, str]]]) -> None:
-    """Serve an engine whose `build(workload, options)` returns a translation function and versions."""
+    """Serve an engine whose `build(workload, options)` returns a translation function and the library versions."""
     state = _State()
 
     def describe(request: EngineRequest) -> EngineResponse:
@@ -86,9 +87,9 @@ def serve_translation(build: Callable[[Workload, dict[str, Any]], tuple[Translat
         return {"versions": {"torch": torch.__version__, **versions}}
 
     def check(request: EngineRequest) -> EngineResponse:
-        """Translate as in the timing, and with 2 steps also without repeated bigrams.
+        """Translate in the same way as for the timing and, if 2 steps are requested, also without repeated bigrams.
 
-        A random model repeats itself, which would hide differences.
+        A random model repeats itself, which could hide differences between engines.
         """
         assert state.translate is not None
         texts = [text for n in (None, 2)[: request["steps"]] for text in state.translate(state.sources, n)]

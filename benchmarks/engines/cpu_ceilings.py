@@ -8,7 +8,7 @@ from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineRespo
 
 SIDE = 1024
 READ_BYTES = 512 * 2**20
-"""Much larger than any cache."""
+"""Number of bytes to read, which is much larger than any cache."""
 
 
 def measure(request: EngineRequest) -> EngineResponse:

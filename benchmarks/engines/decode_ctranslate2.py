@@ -1,4 +1,4 @@
-"""CTranslate2 Generator with the same weights in float32 or int8."""
+"""Run the CTranslate2 `Generator` with the same weights in float32 or int8."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""llama.cpp with the same weights in F32 or, with `int8`, Q8_0, through the in-process server of xllamacpp."""
+"""Run llama.cpp with the same weights through the in-process server of xllamacpp.
+
+The weights are in F32 or, with the option `int8`, in Q8_0.
+"""
 
 from itertools import count
 from typing import Any
@@ -18,7 +21,7 @@ def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction
     except ImportError:
         raise MissingPeerError("llama.cpp is not installed (pip install xllamacpp)") from None
     file = temporary_folder() / "model.gguf"
-    # Prompts are ids, so any tokenizer works. Ids that it lacks get placeholder names.
+    # Prompts are ids, so any tokenizer works. Ids that the tokenizer lacks get placeholder names.
     tokenizer = train_tokenizer(TokenizerKind.BPE, ["some words, some words"], vocab_size=261)
     write_gguf(
         ModelBundle(workload.model(), tokenizer),
@@ -37,7 +40,8 @@ def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:
         """Generate tokens.
 
-        Ids are only returned with log-probabilities, which take time, so only the first call (the check) requests them.
+        The server returns ids only together with log probabilities, which take time to compute. Therefore only the
+        first call, which is used for the check, requests them.
         """
         with_ids = {"logprobs": 1} if next(calls) == 0 else {}
         request = {"prompt": prompts, "max_tokens": n, "temperature": 0, "ignore_eos": True, "cache_prompt": False}

@@ -1,4 +1,4 @@
-"""qkv decoding, called as in `qkv generate`, in float32 or, with `int8`, as with `--int8`."""
+"""Run decoding in qkv in the same way as `qkv generate`, either in float32 or with `--int8`."""
 
 from typing import Any
 

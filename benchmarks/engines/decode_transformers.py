@@ -1,4 +1,4 @@
-"""Hugging Face GPT2LMHeadModel.generate with the same weights."""
+"""Run `GPT2LMHeadModel.generate` from Hugging Face with the same weights."""
 
 from typing import Any
 

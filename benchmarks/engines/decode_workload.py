@@ -1,4 +1,4 @@
-"""Decoding workload shared by all engines: a random GPT-2, prompts and greedy decoding."""
+"""Decoding workload shared by all engines, with a random GPT-2, prompts and greedy decoding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from qkv.models import GPT
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Shape of the model and of the decoding task."""
+    """The shape of the model and of the decoding task."""
 
     n_layers: int
     n_heads: int
@@ -23,7 +23,8 @@ class Workload:
     batch: int
     short: int
     long: int
-    """Numbers of new tokens. The time per step is the difference of the two times divided by the difference in tokens.
+    """Numbers of new tokens. The time per step is the difference between the two times divided by the difference in
+    tokens.
     """
     threads: int
     n_prompt: int = 8
@@ -31,7 +32,7 @@ class Workload:
 
     @property
     def n_weights(self) -> int:
-        """Number of weights that take part in the matmuls of a step."""
+        """The number of weights used in the matmuls of a decoding step."""
         return 12 * self.n_layers * self.d_model**2 + self.vocab_size * self.d_model
 
     def model(self) -> GPT:
@@ -42,13 +43,13 @@ class Workload:
             n_heads=self.n_heads,
             n_layers=self.n_layers,
             activation=Activation.GELU_TANH,
-            # A large standard deviation, because a random model with tied embeddings would repeat one token.
+            # With a small standard deviation, a random model with tied embeddings would repeat one token.
             init_std=0.15,
         )
         model = GPT(config, seed=self.seed).eval()
         with torch.no_grad():
             # Ids in the lower half get logits of 0, which are never the largest. They include end tokens and partial
-            # characters in the tokenizers of some peers, which would not output them or delay them.
+            # characters in the tokenizers of some peers, which would not output these tokens or would delay them.
             model.embedding.token.weight[: self.vocab_size // 2] = 0.0
         return model
 
@@ -58,15 +59,15 @@ class Workload:
 
 
 GenerateFunction = Callable[[list[list[int]], int], list[list[int]]]
-"""Maps prompts and a number of tokens to the new ids of each prompt, always of that number."""
+"""Function that maps prompts and a number of tokens to exactly this number of new ids for each prompt."""
 
 
 def seconds_per_step(
     write: GenerateFunction, prompts: list[list[int]], *, lengths: tuple[int, int], times: int
 ) -> dict[str, float]:
-    """Measure the time per decode step from two lengths, so that the time of the prefill cancels out.
+    """Measure the time per decode step by generating two lengths so that the prefill time cancels out.
 
-    The best time of each length counts.
+    The best time for each length counts.
     """
     short, long = lengths
     best: dict[int, dict[str, float]] = {}
@@ -86,7 +87,7 @@ class _State:
 
 
 def serve_decoding(build: Callable[[Workload, dict[str, Any]], tuple[GenerateFunction, dict[str, str]]]) -> None:
-    """Serve an engine whose `build(workload, options)` returns a generation function and versions."""
+    """Serve an engine whose `build(workload, options)` returns a generation function and the library versions."""
     state = _State()
 
     def describe(request: EngineRequest) -> EngineResponse:
@@ -102,8 +103,10 @@ def serve_decoding(build: Callable[[Workload, dict[str, Any]], tuple[GenerateFun
         return {"output": [float(number) for text in texts for number in text]}
 
     def measure(request: EngineRequest) -> dict[str, Any]:
-        """Time a decode step. Each length runs twice and the better time counts, because one slow run of the short
-        length would make the steps appear too fast.
+        """Measure the time of a decode step.
+
+        Each length runs twice, and the better time counts because a slow run with the short length would make the
+        steps appear too fast.
         """
         workload, write = state.workload, state.write
         assert workload is not None

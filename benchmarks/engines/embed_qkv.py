@@ -1,4 +1,4 @@
-"""qkv sentence embeddings with the batching of the library and with two alternatives."""
+"""Compute sentence embeddings in qkv with the library's own batching and with two alternatives."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from benchmarks.engines.protocol import EngineRequest
 from qkv.tasks import TextEncoder, TokenizedInput, load_as
 
 ROW = 256
-"""Tokens per packed row: the longest sentence that the model supports."""
+"""Number of tokens per packed row, which is the length of the longest sentence that the model supports."""
 ROWS_AT_ONCE = 4
 
 
@@ -20,7 +20,7 @@ def build(options: EngineRequest) -> Embedder:
     task = load_as(TextEncoder, model_folder())
     match options.get("batching"):
         case "padded":
-            # In the given order, 32 per batch, each padded to its longest text.
+            # Batches contain 32 texts in the given order, and each batch is padded to its longest text.
             def embed(texts: list[str]) -> Tensor:
                 parts = [task.tokenize(texts[start : start + 32]) for start in range(0, len(texts), 32)]
                 return torch.cat([_embed_padded(task, part) for part in parts])
@@ -62,7 +62,10 @@ def _embed_packed(task: TextEncoder, texts: list[TokenizedInput]) -> Tensor:
 
 
 def _packed_rows(texts: list[TokenizedInput]) -> Iterator[list[int]]:
-    """Pack sentences into rows, longest first, each into the first row with enough space, and yield their indices."""
+    """Pack sentences into rows and yield the indices of the sentences in each row.
+
+    Sentences are packed longest first, each into the first row with enough space.
+    """
     rows: list[tuple[int, list[int]]] = []
     for index in sorted(range(len(texts)), key=lambda index: -len(texts[index].ids)):
         n = len(texts[index].ids)

@@ -1,4 +1,4 @@
-"""sentence-transformers `encode`, which also sorts by length."""
+"""Run `encode` from sentence-transformers, which also sorts the texts by length."""
 
 import torch
 from torch import Tensor

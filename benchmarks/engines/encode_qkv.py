@@ -1,4 +1,4 @@
-"""qkv encoder with the batches of `qkv embed`."""
+"""Run the qkv encoder with the same batches as `qkv embed`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Hugging Face BertModel with the same weights. Texts are padded in their given order."""
+"""Run a Hugging Face BertModel with the same weights. Texts are batched in the given order and padded."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Encoding workload shared by all engines: a random encoder with the shape of MiniLM, and random texts."""
+"""Encoding workload shared by all engines, with a random encoder of MiniLM's shape and random texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from qkv.models import BERT
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Shape of the encoder and lengths of the texts."""
+    """The shape of the encoder and the lengths of the texts."""
 
     n_texts: int
     shortest: int
     longest: int
-    """Tokens per text are uniformly distributed between `shortest` and `longest`."""
+    """Maximum number of tokens per text. The lengths are uniformly distributed between `shortest` and `longest`."""
     batch: int
-    """Texts per batch, for engines that pad."""
+    """Number of texts per batch for engines that pad texts."""
     n_calls: int
-    """Number of times that all texts are encoded in one timing."""
+    """Number of times that one timing encodes all texts."""
     threads: int
     n_layers: int = 6
     n_heads: int = 12
@@ -49,32 +49,32 @@ class Workload:
 
     @property
     def fill(self) -> float:
-        """Fraction of the positions of padded batches that are tokens."""
+        """The fraction of positions in padded batches that contain tokens."""
         lengths = [len(text) for text in self.texts()]
         parts = [lengths[start : start + self.batch] for start in range(0, len(lengths), self.batch)]
         return sum(lengths) / sum(max(part) * len(part) for part in parts)
 
 
 EncodeFunction = Callable[[list[list[int]]], Tensor]
-"""Maps the ids of texts to the mean of the states of each text."""
+"""Function that maps the ids of all texts to the mean hidden state of each text."""
 
 
 def pad_batch(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Pad texts to the same length and return ids and attention mask."""
+    """Pad texts to the same length, and return the ids and the attention mask."""
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     return ids, torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
 
 
 def mean_pool(states: Tensor, attention_mask: Tensor) -> Tensor:
-    """Average the states over the tokens of each text."""
+    """Average the hidden states over the tokens of each text."""
     return (states * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
 
 
 def serve_encoding(build: Callable[[Workload], tuple[EncodeFunction, dict[str, str]]]) -> None:
-    """Serve an engine whose `build(workload)` returns an encoding function and versions.
+    """Serve an engine whose `build(workload)` returns an encoding function and the library versions.
 
-    The function receives all texts at once and makes batches itself.
+    The encoding function receives all texts at once and divides them into batches.
     """
     state: dict[str, Any] = {}
 

@@ -19,7 +19,7 @@ def _flops() -> float:
 
 
 def _bytes() -> float:
-    """Bytes per second, read and written."""
+    """Measure the copy bandwidth, counting both the bytes read and the bytes written per second."""
     x = torch.ones(COPY_BYTES, dtype=torch.uint8, device="cuda")
     y = torch.empty_like(x)
     return 2 * COPY_BYTES / _fastest(lambda: y.copy_(x))

@@ -1,6 +1,6 @@
-"""gpt-fast with the same weights: static KV cache and a decode step compiled with CUDA graphs.
+"""Run gpt-fast with the same weights, a static KV cache, and a decode step compiled with CUDA graphs.
 
-Decoding is greedy instead of sampling, which would be slower. The rest of the loop follows its generate.py.
+Decoding is greedy because sampling would be slower. The rest of the loop follows generate.py of gpt-fast.
 """
 
 import sys
@@ -71,8 +71,9 @@ def _generate(peer: Any, step: Any, prompts: list[list[int]], n: int) -> list[li
 
 
 def _load_weights(peer: Any, model: GPT) -> None:  # noqa: ANN401
-    """Copy the weights. gpt-fast rotates adjacent pairs and qkv rotates halves, so the rows of queries and keys are
-    reordered.
+    """Copy the weights, and reorder the rows of the query and key projections.
+
+    Reordering is necessary because gpt-fast rotates adjacent pairs, whereas qkv rotates halves.
     """
     d_head = model.blocks[0].attention.head_config.d_head
     order = torch.arange(d_head, device="cuda").view(2, -1).T.flatten()

@@ -1,4 +1,4 @@
-"""qkv decoding on a GPU, called as in `qkv generate --device cuda`."""
+"""Run decoding in qkv on a GPU in the same way as `qkv generate --device cuda`."""
 
 from typing import Any
 

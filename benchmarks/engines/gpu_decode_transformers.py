@@ -1,4 +1,7 @@
-"""Hugging Face GPT2LMHeadModel.generate with the same weights, a static KV cache, compiled with CUDA graphs."""
+"""Run `GPT2LMHeadModel.generate` from Hugging Face with a static KV cache, compiled with CUDA graphs.
+
+The weights are the same as in the other engines.
+"""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""GPU decoding workload shared by all engines: random models, prompts and greedy decoding.
+"""GPU decoding workload shared by all engines, with random models, prompts and greedy decoding.
 
-Outputs are compared in float32, in which all ids must be equal, and timed in bfloat16.
+Outputs are compared in float32, where all ids must be equal. Decoding is timed in bfloat16.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ N_CHECKED_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Shape of the model and of the decoding task."""
+    """The shape of the model and of the decoding task."""
 
     n_layers: int
     n_heads: int
@@ -29,18 +29,19 @@ class Workload:
     d_ff: int
     vocab_size: int
     is_llama: bool
-    """Whether the model has rotary positions, RMSNorm, a gated feed-forward and no biases. Otherwise it is a GPT-2."""
+    """Whether the model has rotary positions, RMSNorm, a gated feed-forward and no biases. Otherwise, it is a GPT-2."""
     batch: int
     short: int = 8
     long: int = 136
-    """Numbers of new tokens. The time per step is the difference of the two times divided by the difference in tokens.
+    """Numbers of new tokens. The time per step is the difference between the two times divided by the difference in
+    tokens.
     """
     n_prompt: int = 8
     seed: int = 0
 
     @property
     def n_weights(self) -> int:
-        """Number of weights that take part in the matmuls of a step."""
+        """The number of weights used in the matmuls of a decoding step."""
         weights_per_layer = 4 * self.d_model**2 + (3 if self.is_llama else 2) * self.d_model * self.d_ff
         return self.n_layers * weights_per_layer + self.vocab_size * self.d_model
 
@@ -77,8 +78,8 @@ class Workload:
 
 
 BuildFunction = Callable[[Workload, GPT, dict[str, Any]], tuple[Callable[[bool], GenerateFunction], dict[str, str]]]
-"""Builds a function that prepares generation: with True in bfloat16 as it is timed, with False in float32 for the
-check.
+"""Function that builds a function that prepares generation. If the argument of the built function is True, generation
+runs in bfloat16 for the timing. If it is False, generation runs in float32 for the check.
 """
 
 

@@ -1,4 +1,4 @@
-"""qkv encoder on a GPU: texts are packed without padding and encoded by a compiled graph."""
+"""Run the qkv encoder on a GPU. Texts are packed without padding and encoded by a compiled graph."""
 
 from typing import Any
 

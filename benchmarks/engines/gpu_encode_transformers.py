@@ -1,6 +1,6 @@
-"""Hugging Face BERT on a GPU with padded, compiled batches.
+"""Run a compiled Hugging Face BERT on a GPU with padded batches.
 
-Options: `batch` is the number of texts per batch, and `graphs` enables the torch.compile mode with CUDA graphs.
+The option `batch` is the number of texts per batch, and `graphs` enables the torch.compile mode with CUDA graphs.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def build_encoder(workload: Workload, options: dict[str, Any]) -> Encoder:
     batches = _pad_batches(workload, options["batch"])
 
     def encode() -> list[Tensor]:
-        # The output buffer of a CUDA graph is reused by the next replay, so it is copied, as any user has to do.
+        # The next replay of a CUDA graph reuses the output buffer, so users must copy the output, as is done here.
         return [run(ids, attention_mask=attention_mask).last_hidden_state.clone() for ids, attention_mask in batches]
 
     def means() -> Tensor:
@@ -35,9 +35,9 @@ def build_encoder(workload: Workload, options: dict[str, Any]) -> Encoder:
 
 
 def _pad_batches(workload: Workload, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """Pad all texts to the length of the longest one, so that one graph serves all batches.
+    """Pad all texts to the length of the longest text so that one graph can process all batches.
 
-    Returns ids and masks on the device, in the order of the texts.
+    Return ids and masks on the device, in the order of the texts.
     """
     rows = workload.rows()
     ids = torch.zeros(len(rows), workload.length, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""GPU encoding workload shared by all engines: a random BERT and random texts."""
+"""GPU encoding workload shared by all engines, with a random BERT and random texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Workload:
     vocab_size: int
     texts: int
     length: int
-    """Length of every text, or of the longest one."""
+    """Length of every text or, if the lengths differ, of the longest text."""
     is_mixed: bool
-    """Whether lengths are uniform between 1 and `length`, so that half of a padded batch is padding."""
+    """Whether lengths are uniformly distributed between 1 and `length`. If so, half of a padded batch is padding."""
     device: str
     seed: int = 0
 
     def rows(self) -> list[list[int]]:
-        """Ids of each text."""
+        """Return the token ids of each text."""
         generator = torch.Generator().manual_seed(self.seed)
         lengths = torch.full((self.texts,), self.length)
         if self.is_mixed:
@@ -38,7 +38,7 @@ class Workload:
         return [row[:n].tolist() for row, n in zip(ids, lengths.tolist(), strict=True)]
 
     def published(self) -> nn.Module:
-        """Hugging Face BERT whose weights all engines use, in bfloat16 on a GPU."""
+        """Build the Hugging Face BERT whose weights all engines use. On a GPU, the weights are in bfloat16."""
         try:
             import transformers
         except ImportError:
@@ -60,12 +60,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Functions of an engine and the versions of its libraries."""
+    """The functions of an engine and the versions of its libraries."""
 
     encode: Callable[[], list[Tensor]]
-    """Encodes all texts and returns batches of the last states. Ids are prepared in advance."""
+    """Encodes all texts and returns batches of the last hidden states. Ids are prepared in advance."""
     means: Callable[[], Tensor]
-    """Returns the mean of the states of each text, in the order of the texts."""
+    """Returns the mean hidden state of each text, in the order of the texts."""
     versions: dict[str, str]
 
 

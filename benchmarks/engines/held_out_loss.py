@@ -1,4 +1,4 @@
-"""Held-out loss of character models, computed identically for every engine."""
+"""Compute the held-out loss of character models in the same way for every engine."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ ROWS = 64
 
 
 def split_to_context_length(path: Path) -> tuple[str, str]:
-    """Split a text into training text and the held-out last tenth, at the same character as nanoGPT."""
+    """Split a text into training text and the held-out last tenth. The split is at the same character as in nanoGPT."""
     text = path.read_text(encoding="utf-8")
     cut = int(len(text) * TRAIN_FRACTION)
     return text[:cut], text[cut:]
@@ -20,9 +20,9 @@ def split_to_context_length(path: Path) -> tuple[str, str]:
 
 @torch.no_grad()
 def held_out_loss(logits: Callable[[Tensor], Tensor], ids: Tensor, *, window: int) -> float:
-    """Return the loss in nats per character over non-overlapping windows.
+    """Compute the loss in nats per character over non-overlapping windows.
 
-    The last window is shorter, so that every character except the first is predicted.
+    The last window is shorter so that every character except the first is predicted.
     """
     inputs, targets = ids[:-1], ids[1:]
     n_whole = len(inputs) // window * window

@@ -9,7 +9,7 @@ from benchmarks.engines.protocol import MissingPeerError
 
 
 def find(peers: str | None) -> Path:
-    """Return the folder of the clone."""
+    """Return the folder of the nanoGPT clone."""
     if peers is None:
         raise MissingPeerError("no folder of peers was specified (--peers)")
     folder = Path(peers) / "nanoGPT"
@@ -19,9 +19,9 @@ def find(peers: str | None) -> Path:
 
 
 def version(folder: Path) -> str:
-    """Return the commit of the clone, or "unknown" if the folder is not a Git repository.
+    """Return the commit of the nanoGPT clone, or "unknown" if the folder is not a Git repository.
 
-    The check prevents reporting the commit of a surrounding repository.
+    This check ensures that the commit of a surrounding repository is not reported.
     """
     if not (folder / ".git").exists():
         return "unknown"
@@ -31,7 +31,7 @@ def version(folder: Path) -> str:
 
 
 def load(folder: Path) -> ModuleType:
-    """Import model.py of nanoGPT."""
+    """Import the module model.py of nanoGPT."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None

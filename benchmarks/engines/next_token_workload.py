@@ -1,4 +1,4 @@
-"""Training workload shared by all engines: model shape, initial weights, batches and timing."""
+"""Training workload shared by all engines, with the model shape, initial weights, batches and timing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.engines.protocol import ElapsedTimer, EngineRequest, EngineResponse, serve
 
 N_BATCHES = 8
-"""Batches in memory, used in turn, because reading text is not part of the timing."""
+"""Number of batches that are kept in memory and used in turn, because reading text is not part of the timing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +37,18 @@ class Workload:
 
     @property
     def n_weights(self) -> int:
-        """Number of weights that take part in matmuls."""
+        """The number of weights used in matmuls."""
         return 12 * self.n_layers * self.d_model**2 + self.vocab_size * self.d_model
 
     @property
     def flops_per_token(self) -> int:
-        """FLOPs per token: 6 per matmul weight and 6·L·d·n for causal attention. Embedding lookups count as 0."""
+        """The FLOPs per token: 6 per matmul weight, and 6·L·d·n for causal attention. Embedding lookups count as 0."""
         return 6 * self.n_weights + 6 * self.n_layers * self.d_model * self.length
 
     def initial_weights(self) -> dict[str, Tensor]:
-        """Sample the initial weights under the names of the published GPT-2, with matrices of shape in × out.
+        """Sample the initial weights, keyed by their names in the published GPT-2. Matrices have shape in × out.
 
-        They depend only on the seed, so that no file has to be shared between processes.
+        The weights depend only on the seed, so processes do not have to share a file.
         """
         generator = torch.Generator().manual_seed(self.seed)
         d, drawn = self.d_model, {}
@@ -85,10 +85,10 @@ class Workload:
 
 
 Step = Callable[[Tensor, Tensor], Any]
-"""One full update on (ids, targets), both on the CPU: loss, gradients, clipping and optimizer.
+"""Function that performs one full update on (ids, targets): loss, gradients, clipping and optimizer.
 
-Returns the loss, or a value that `TrainingEngine.read` converts to the loss, because reading it immediately would
-synchronize the GPU at every step.
+Both arguments are on the CPU. The function returns the loss, or a value that `TrainingEngine.read` converts to the loss
+later, because reading the loss immediately would synchronize the GPU at every step.
 """
 
 
@@ -99,7 +99,7 @@ class TrainingEngine:
     step: Step
     versions: dict[str, str]
     read: Callable[[Any], float] = float
-    """Converts the return value of a step to its loss. It is called after all steps."""
+    """Function that converts the return value of a step to the loss. It is called after all steps have finished."""
 
 
 def serve_training(build: Callable[[Workload, dict[str, object]], TrainingEngine]) -> None:

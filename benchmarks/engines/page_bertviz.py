@@ -1,4 +1,4 @@
-"""BertViz pages of the eager attention weights of Hugging Face models, each written as one HTML file."""
+"""Write BertViz pages that show the eager attention weights of Hugging Face models, each as one HTML file."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Page workload: a model in a folder and a text with a given number of tokens."""
+"""Page workload, which consists of a model in a folder and a text with a given number of tokens."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from qkv.weights.save import save_hf
 
 LAYERS = HEADS = 12
 SHARPNESS = 3.2
-"""Factor for random queries and keys that makes attention rows as uneven as those of a trained BERT. Uniform rows
+"""Scaling factor for random queries and keys that makes attention rows as uneven as in a trained BERT. Uniform rows
 would be easier to draw.
 """
 STORY = """
@@ -21,7 +21,7 @@ STORY = """
 
 
 def make_text(n_tokens: int) -> str:
-    """Build a text of single-token words. [CLS] and [SEP] complete the number of tokens."""
+    """Build a text of single-token words that has `n_tokens` tokens including [CLS] and [SEP]."""
     vocabulary = STORY.split()
     return " ".join(vocabulary[i % len(vocabulary)] for i in range(n_tokens - 2))
 

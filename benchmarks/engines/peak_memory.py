@@ -1,5 +1,6 @@
-"""Measure the MiB that two training steps add: `python -m benchmarks.engines.peak_memory CHUNK`, 0 for the unchunked
-loss.
+"""Measure by how many MiB two training steps increase peak memory.
+
+Run `python -m benchmarks.engines.peak_memory CHUNK`, where CHUNK is 0 for the unchunked loss.
 """
 
 import resource

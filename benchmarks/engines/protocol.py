@@ -1,7 +1,7 @@
-"""Protocol between engines and the benchmark runner: one JSON object per line on stdin and stdout.
+"""Protocol between engines and the benchmark runner, which exchange one JSON object per line on stdin and stdout.
 
-The command `describe` returns versions, `check` an output that must agree with that of the other engines, and `time`
-seconds. The other fields of a request describe the workload.
+The command `describe` returns versions, `check` returns an output that must agree with the outputs of the other
+engines, and `time` returns seconds. The other fields of a request describe the workload.
 """
 
 import atexit
@@ -20,13 +20,13 @@ EngineResponse = dict[str, Any]
 
 
 class MissingPeerError(Exception):
-    """Raised if a peer is not installed. The message states how to install it."""
+    """Raised if a peer is not installed. The message explains how to install the peer."""
 
 
 def serve(handlers: Mapping[str, Callable[[EngineRequest], EngineResponse]]) -> None:
     """Handle requests until the runner closes stdin. Errors are sent as responses."""
     responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # Output of a peer must not be mistaken for a response.
+    # Text that a peer prints must not be mistaken for a response.
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
@@ -41,7 +41,7 @@ def serve(handlers: Mapping[str, Callable[[EngineRequest], EngineResponse]]) -> 
 
 
 class ElapsedTimer:
-    """Measures wall-clock seconds and CPU seconds (all threads of this process) since its creation."""
+    """A timer that measures wall-clock and CPU seconds (over all threads of this process) since it was created."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""nanoGPT train.py with the settings that its README gives for a CPU, and the held-out loss of its checkpoint."""
+"""Run nanoGPT's train.py with the CPU settings from its README, and compute the held-out loss of the checkpoint."""
 
 import pickle
 import sys
@@ -22,7 +22,7 @@ README_LINE = (
 
 
 class NanoGPTRecipe:
-    """Runs nanoGPT in a temporary folder. The clone is only read."""
+    """A training recipe that runs nanoGPT in a temporary folder. The nanoGPT clone is only read."""
 
     def __init__(self) -> None:
         self.folder = temporary_folder()
@@ -58,7 +58,7 @@ class NanoGPTRecipe:
         return train, held_out, {character: i for i, character in enumerate(sorted(set(train + held_out)))}
 
     def _write_data(self) -> None:
-        """Write the files that the prepare.py of nanoGPT creates."""
+        """Write the same data files that prepare.py of nanoGPT creates."""
         train, held_out, ids_of = self._texts()
         folder = self.folder / "data" / "shakespeare_char"
         folder.mkdir(parents=True)

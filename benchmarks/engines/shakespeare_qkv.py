@@ -1,4 +1,4 @@
-"""`qkv train recipes/shakespeare-char-cpu.toml` for a given number of CPU seconds, and its best checkpoint."""
+"""Run `qkv train recipes/shakespeare-char-cpu.toml` for a given number of CPU seconds and load its best checkpoint."""
 
 import sys
 from pathlib import Path
@@ -16,14 +16,15 @@ from qkv.tasks import load_pretrained
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "shakespeare-char-cpu.toml"
 SHORT, LONGER = 10, 60
-"""Steps of two trial runs. Their difference gives the time per step, and the rest is start-up, evaluation and saving.
+"""Numbers of steps of two trial runs. The difference between the runs gives the time per step, and the rest of the time
+is spent on start-up, evaluation and saving.
 """
 TIME_FRACTION = 0.97
-"""Fraction of the time budget that is planned, so that steps slower than in the trials do not exceed it."""
+"""Fraction of the time budget that is planned, which leaves a margin for steps that are slower than in the trials."""
 
 
 class OurRecipe:
-    """Runs the recipe of qkv in temporary folders."""
+    """A training recipe that runs qkv in temporary folders."""
 
     def __init__(self) -> None:
         self.folder = temporary_folder()
@@ -56,8 +57,9 @@ class OurRecipe:
         return {"output": [loss], "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
     def _train(self, steps: int, *, seed: int) -> dict[str, float]:
-        """Train with one evaluation and one checkpoint at the end, where the learning rate has decayed to 0 and the
-        model is best.
+        """Train with a single evaluation and a single checkpoint at the end of the run.
+
+        At the end, the learning rate has decayed to 0 and the model is best.
         """
         self.run = self.folder / f"{steps}-{seed}"
         warmup = min(load_recipe(RECIPE).training.warmup_steps, steps)

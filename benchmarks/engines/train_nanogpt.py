@@ -1,6 +1,6 @@
-"""Training step of nanoGPT with its model, its optimizer and the loop of its train.py.
+"""Run nanoGPT training steps with its model, its optimizer and the loop from its train.py.
 
-Options: `fused` selects the fused AdamW, which nanoGPT uses on GPUs only, and `compiled` compiles the model as its
+The option `fused` selects the fused AdamW, which nanoGPT uses only on GPUs. The option `compiled` compiles the model as
 train.py does.
 """
 
@@ -32,7 +32,7 @@ def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
             model.get_parameter(name).copy_(inputs.T if is_turned else inputs)
     model.to(workload.device)
     betas = (workload.beta1, workload.beta2)
-    # nanoGPT uses fused AdamW only on GPUs. torch supports it on CPUs as well by now.
+    # nanoGPT uses fused AdamW only on GPUs, but torch now supports it on CPUs as well.
     device_type = "cuda" if options.get("fused") else "cpu"
     optimizer = model.configure_optimizers(workload.weight_decay, workload.learning_rate, betas, device_type)
     run = torch.compile(model) if options.get("compiled") else model

@@ -1,4 +1,4 @@
-"""Training step of the qkv Trainer, including its log entries."""
+"""Run training steps with the qkv Trainer, including its log entries."""
 
 from itertools import count
 from typing import Any
@@ -40,7 +40,7 @@ def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
     try:
         objective = next_token_objective(model, training)
     except ConfigError as error:
-        raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU without bfloat16 instructions
+        raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU that has no bfloat16 instructions
     losses: list[float] = []
     trainer = Trainer(
         model,

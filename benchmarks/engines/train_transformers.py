@@ -1,4 +1,4 @@
-"""Hugging Face GPT2LMHeadModel in a plain training loop with fused AdamW."""
+"""Train a Hugging Face GPT2LMHeadModel in a plain training loop with fused AdamW."""
 
 from typing import Any
 
@@ -52,7 +52,10 @@ def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
 
 
 def _load_weights(model: nn.Module, workload: Workload) -> None:
-    """Copy the initial weights. The model cannot omit biases, so biases that the workload lacks are fixed at zero."""
+    """Copy the initial weights into the model.
+
+    The model cannot omit biases, so biases that the workload does not have are fixed at zero.
+    """
     inputs = workload.initial_weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
-"""Build, train, run, inspect and cost Transformer models.
+"""Build, train, run and inspect Transformer models, and estimate their cost.
 
-Public names are imported on first use, so that `import qkv` is fast.
+Public names are imported on first use to keep `import qkv` fast.
 """
 
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# By default, idle OpenMP threads of torch spin for milliseconds. If other programs use the same cores, this makes a
-# small training step 10 to 30 times as slow. 2,000 iterations (about 0.1 ms) are longer than the usual gap between two
-# matmuls and cost only 2 to 4 % of a training step on an idle machine. The variable is read when torch is loaded, so
-# it must be set before any module imports torch.
+# By default, torch's idle OpenMP threads spin for milliseconds. If other programs use the same cores, this makes a
+# small training step 10 to 30 times as slow. A spin of 2,000 iterations (about 0.1 ms) is longer than the usual gap
+# between two matmuls, and the setting costs only 2 to 4 % of a training step on an idle machine. The variable must be
+# set before any module imports torch because it is read when torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 

@@ -1,10 +1,10 @@
-"""Enums shared by configs, modules, command-line options and files."""
+"""Enums used by configs, modules, command-line options and file formats."""
 
 from enum import StrEnum
 
 
 class HeadCombination(StrEnum):
-    """How the outputs of the attention heads are combined."""
+    """Method for combining the outputs of the attention heads."""
 
     SPLIT = "split"
     """Concatenate the outputs of the n_heads heads, each of width d_value, and project the result."""
@@ -15,23 +15,23 @@ class HeadCombination(StrEnum):
 
 
 class NormKind(StrEnum):
-    """LayerNorm or RMSNorm."""
+    """Kind of normalization layer: LayerNorm or RMSNorm."""
 
     LAYER = "layer"
     RMS = "rms"
 
 
 class NormPosition(StrEnum):
-    """Position of the norms in a Transformer block."""
+    """Placement of the norms in a Transformer block."""
 
     PRE = "pre"
     """Normalize the input of each sub-layer (GPT-2 and later)."""
     POST = "post"
-    """Normalize the sum of the output of each sub-layer and the residual stream (arXiv:1706.03762, BERT, lecture E)."""
+    """Normalize the residual stream after adding each sub-layer's output (arXiv:1706.03762, BERT, lecture E)."""
 
 
 class Activation(StrEnum):
-    """Activation function of the feed-forward layers."""
+    """Activation function for the feed-forward layers."""
 
     RELU = "relu"
     GELU = "gelu"
@@ -52,7 +52,7 @@ class PositionKind(StrEnum):
 
 
 class SinusoidStyle(StrEnum):
-    """Column order of sinusoidal position encodings."""
+    """Column order in sinusoidal position encodings."""
 
     INTERLEAVED = "interleaved"
     """sin, cos, sin, cos, …, where pair i = 0, 1, … has frequency 10000^(−2i/d) (lecture B, arXiv:1706.03762)."""
@@ -63,10 +63,10 @@ class SinusoidStyle(StrEnum):
 
 
 class RNNAttentionScore(StrEnum):
-    """Attention score function of an RNN decoder."""
+    """Attention score function for an RNN decoder."""
 
     NONE = "none"
-    """No attention. The decoder only receives the last encoder state."""
+    """No attention. The decoder receives only the last encoder state."""
     DOT = "dot"
     GENERAL = "general"
     ADDITIVE = "additive"
@@ -83,7 +83,7 @@ class AttentionKernel(StrEnum):
     """Implementation of attention."""
 
     EAGER = "eager"
-    """Explicit scores and softmax. This implementation is the specification."""
+    """Explicit scores and softmax. The other implementation must produce the same results."""
     FUSED = "fused"
     """`torch.nn.functional.scaled_dot_product_attention`."""
 
@@ -103,7 +103,7 @@ class ScheduleKind(StrEnum):
     COSINE = "cosine"
     LINEAR = "linear"
     WSD = "wsd"
-    """Warmup, stable phase and a linear decay at the end (arXiv:2404.06395)."""
+    """Constant after the warmup, with a linear decay at the end (arXiv:2404.06395)."""
     NOAM = "noam"
     """Proportional to 1/√step, independent of the number of steps (eq. 3 of arXiv:1706.03762)."""
 
@@ -132,7 +132,7 @@ class TokenizerKind(StrEnum):
 
 
 class SpecialTokenStyle(StrEnum):
-    """Special tokens of a new tokenizer, and the template that adds them to encoded texts."""
+    """Set of special tokens for a new tokenizer, with the template that adds them to encoded texts."""
 
     GPT = "gpt"
     """<|endoftext|> only. Texts are encoded without special tokens."""
@@ -143,11 +143,11 @@ class SpecialTokenStyle(StrEnum):
 
 
 class SpecialToken(StrEnum):
-    """Role of a special token. The values are the keys in Hugging Face's `tokenizer_config.json`."""
+    """Role of a special token. The enum values are the keys used in Hugging Face's `tokenizer_config.json`."""
 
     BOS = "bos_token"
     EOS = "eos_token"
-    """End of a text. GPT's <|endoftext|> is both BOS and EOS."""
+    """Marks the end of a text. In GPT, <|endoftext|> serves as both BOS and EOS."""
     PAD = "pad_token"
     UNK = "unk_token"
     CLS = "cls_token"
@@ -156,54 +156,54 @@ class SpecialToken(StrEnum):
 
 
 class ProblemType(StrEnum):
-    """Kind of classification problem, as in Hugging Face's `problem_type`."""
+    """Kind of classification problem. Corresponds to `problem_type` in Hugging Face configs."""
 
     SINGLE_LABEL = "single-label"
-    """Exactly one of several classes (softmax)."""
+    """Each text belongs to exactly one of several classes (softmax)."""
     MULTI_LABEL = "multi-label"
-    """Any number of labels, each with its own sigmoid."""
+    """Each text may have any number of labels, and each label has its own sigmoid."""
     REGRESSION = "regression"
-    """A single number, without an activation function."""
+    """The model predicts a single number, without an activation function."""
 
 
 class PoolerActivation(StrEnum):
     """Activation function of the pooler."""
 
     TANH = "tanh"
-    """BERT, RoBERTa."""
+    """Used by BERT and RoBERTa."""
     RELU = "relu"
-    """DistilBERT."""
+    """Used by DistilBERT."""
 
 
 class Pooling(StrEnum):
-    """How token states are combined into a sentence embedding."""
+    """Method for combining token states into a sentence embedding."""
 
     MEAN = "mean"
-    """Mean of all token states, including [CLS] and [SEP]."""
+    """Average all token states, including those of [CLS] and [SEP]."""
     CLS = "cls"
-    """State of the first token."""
+    """Use the state of the first token."""
 
 
 class AlignmentLayerAveraging(StrEnum):
-    """Which cross-attention weights are averaged to compute a word alignment."""
+    """Choice of the cross-attention weights to average when computing a word alignment."""
 
     ALL = "all"
-    """All heads of all layers."""
+    """Average all heads in all layers."""
     BEST_LAYER = "best-layer"
-    """All heads of the layer with the sharpest attention weights."""
+    """Average all heads in the layer with the sharpest attention weights."""
 
 
 class AttentionStack(StrEnum):
-    """Stack of attention layers in a model. GPT and BERT have only one stack, but encoder–decoders have several."""
+    """Stack of attention layers in a model. GPT and BERT have one stack, and encoder–decoders have several."""
 
     SELF = "self"
-    """Self-attention of a GPT or BERT."""
+    """Self-attention in a GPT or BERT model."""
     ENCODER = "encoder"
-    """Self-attention of an encoder."""
+    """Self-attention in an encoder."""
     DECODER = "decoder"
-    """Self-attention of a decoder."""
+    """Self-attention in a decoder."""
     CROSS = "cross"
-    """Cross-attention of a decoder to the source."""
+    """Cross-attention from a decoder to the source."""
 
 
 class HeadPattern(StrEnum):
@@ -224,7 +224,7 @@ class HeadPattern(StrEnum):
 
 
 class ViewKind(StrEnum):
-    """View of the activations of a model."""
+    """Kind of view of a model's activations."""
 
     HEADS = "heads"
     MAP = "map"
@@ -244,11 +244,11 @@ class CheckStatus(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_CHECKED = "not checked"
-    """The check does not apply to the model, or a dependency is missing. The result contains the reason."""
+    """The check does not apply to the model or requires a missing dependency. The result contains the reason."""
 
 
 class InferenceDType(StrEnum):
-    """Data type of the weights and activations during inference."""
+    """Data type used for weights and activations during inference."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -256,7 +256,7 @@ class InferenceDType(StrEnum):
 
 
 class ProfileCategory(StrEnum):
-    """Category of operations in a profile."""
+    """Category that a profile assigns to an operation."""
 
     PRODUCTS = "matrix products"
     ATTENTION = "attention"
@@ -266,11 +266,11 @@ class ProfileCategory(StrEnum):
     EMBEDDING = "embedding"
     LOSS = "loss"
     SAMPLING = "sampling"
-    """Choosing the next token id from the logits."""
+    """Choosing the next token from the logits."""
     OPTIMIZER = "optimizer"
     """Gradient norm, clipping and parameter update."""
     COPIES = "copies"
-    """Copies between host and device and within a device."""
+    """Copying data between host and device, or within a device."""
     DATA = "data"
     """Preparing batches."""
     BETWEEN = "between kernels"

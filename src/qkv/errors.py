@@ -1,11 +1,11 @@
-"""Exception hierarchy. All exceptions raised by the library derive from `QKVError`."""
+"""Exception hierarchy. All exceptions that the library raises derive from `QKVError`."""
 
 MAX_MESSAGE_CHARACTERS = 2_000
 """Maximum length of an error message. Longer messages are shortened because they may quote long values from files."""
 
 
 class QKVError(Exception):
-    """Base class of all errors that the caller can fix. Each message is a single line of limited length."""
+    """Base class for all errors that the caller can fix. Each message is a single line of limited length."""
 
     def __str__(self) -> str:
         message = " ".join(super().__str__().splitlines())
@@ -21,7 +21,7 @@ class ShapeError(QKVError):
 
 
 class InputError(QKVError):
-    """Raised for invalid input from outside the library, such as ids, a text, a file or a name."""
+    """Raised for invalid input, such as ids, a text, a file or a name."""
 
 
 class ContextLengthError(InputError):
@@ -37,7 +37,7 @@ class TapError(QKVError):
 
 
 class AttentionEdgeNotReachedError(TapError):
-    """Raised when an attention edge should be masked but was not part of any forward pass."""
+    """Raised when an attention edge that should be masked did not occur in any forward pass."""
 
 
 class WeightsError(QKVError):
@@ -59,5 +59,5 @@ class RunError(QKVError):
 class DiskError(QKVError):
     """Raised when a disk is full, read-only or failing.
 
-    The message contains the path and the required and available bytes.
+    The message contains the path and the number of bytes required and available.
     """

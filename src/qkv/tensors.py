@@ -1,4 +1,4 @@
-"""Named tensor types and the meaning of their axes.
+"""Named tensor types, with the meaning of each axis.
 
 batch          sequences in the batch (b)
 position       tokens of one sequence (n; T in the lectures)
@@ -43,4 +43,4 @@ DenseMask = Bool[Tensor, "#batch #head #query key"]
 """True where the query may attend to the key."""
 
 IGNORE_INDEX = -100
-"""Target id of positions that do not contribute to the loss, as in `torch.nn.functional.cross_entropy`."""
+"""Target id for positions that do not contribute to the loss, as in `torch.nn.functional.cross_entropy`."""

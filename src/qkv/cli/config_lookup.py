@@ -1,6 +1,6 @@
-"""Find the model config for a preset, file, folder or shipped model, without loading weights.
+"""Find the model config for a preset, file, folder or shipped model without loading weights.
 
-Torch is imported only if the config is in a format that requires it.
+This module imports torch only if the format of the config requires it.
 """
 
 import json
@@ -38,7 +38,7 @@ def resolve_model_config(name: str) -> "ModelConfig":
 
 
 def _find_model_or_checkpoint_config(folder: Path) -> Path | None:
-    """Return the config.json of a model folder or, for a run, of its last checkpoint."""
+    """Return the path of the config.json in a model folder or, for a run, in its last checkpoint."""
     if (folder / "config.json").is_file():
         return folder / "config.json"
     return max((folder / "checkpoints").glob("*/config.json"), default=None)

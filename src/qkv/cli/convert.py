@@ -11,7 +11,7 @@ from qkv.errors import InputError
 
 
 class ExportFormat(StrEnum):
-    """Formats that a model can be converted to."""
+    """The formats to which a model can be converted."""
 
     HF = "hf"
     GGUF = "gguf"
@@ -20,7 +20,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportDType(StrEnum):
-    """Data types that weights can be stored in."""
+    """The data types in which weights can be stored."""
 
     F32 = "f32"
     F16 = "f16"
@@ -30,7 +30,7 @@ class ExportDType(StrEnum):
 def convert(
     model: Annotated[
         str,
-        typer.Argument(help="Name of a shipped model, or path of a run folder, model folder, .gguf file or .bin file."),
+        typer.Argument(help="Name of a shipped model, or path to a run folder, model folder, .gguf file or .bin file."),
     ],
     out: Annotated[Path, typer.Argument(help="Output folder, or output file with --to gguf. Must not exist.")],
     *,

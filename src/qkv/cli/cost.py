@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qkv.cost.devices import DeviceSpec
 
 DEFAULT_COMMAND = "estimate"
-"""Name of the hidden subcommand that is run if the first argument is not a subcommand."""
+"""Name of the hidden subcommand that runs if the first argument is not the name of a subcommand."""
 DEFAULT_ROOFLINE_DEVICE = "h200"
 EAGER_STEP_NOTE = (
     "this is the time of the eager implementation; `qkv generate` uses a faster backend with the same results if one "
@@ -31,7 +31,7 @@ EAGER_STEP_NOTE = (
 
 
 class _DefaultCommandGroup(TyperGroup):
-    """A group that treats `qkv cost MODEL` as `qkv cost estimate MODEL`."""
+    """A command group that treats `qkv cost MODEL` as `qkv cost estimate MODEL`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - signature of the base class
         if not args or args[0] not in self.commands:
@@ -40,7 +40,7 @@ class _DefaultCommandGroup(TyperGroup):
 
 
 class _CommandWithoutNameInUsage(SimplifiedMetavarCommand):
-    """The default subcommand, whose name is omitted from the usage line."""
+    """The default subcommand, whose usage line omits its name."""
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
@@ -58,7 +58,7 @@ def estimate_cost(
     model: Annotated[
         str,
         typer.Argument(
-            help="Name of a preset or shipped model, or path of a config.json, run folder or Hugging Face model folder."
+            help="Name of a preset or shipped model, or path to a config.json, run folder or Hugging Face model folder."
         ),
     ],
     *,
@@ -201,7 +201,7 @@ def _build_workload(
         if settings[name] is not None and settings[name] not in tuple(choices):
             raise InputError(f"--{name} {settings[name]}: must be one of {', '.join(choices)}")
     if "seq_len" not in sizes:
-        # The prompt must leave space in the context for the new tokens.
+        # The prompt must leave room for the new tokens in the context.
         sizes = {**sizes, "seq_len": max(1, config.context_length - sizes.get("n_new_tokens", 1) + 1)}
     if device is not None:
         settings = {**settings, "device_type": device.device_type}
@@ -213,7 +213,10 @@ def _build_workload(
 def _load_applicable_calibration(
     path: Path | None, workload: "Workload", *, device: str | None
 ) -> "Calibration | None":
-    """Load the given calibration, which must apply to the workload, or the newest calibration that applies."""
+    """Load the given calibration, or the newest calibration that applies to the workload.
+
+    A given calibration must also apply to the workload.
+    """
     from qkv.cost.calibration import find_newest_calibration, load_calibration
 
     if path is None:
@@ -231,7 +234,7 @@ def _load_applicable_calibration(
 def _bound_and_predicted_times(
     estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None"
 ) -> dict[str, Any]:
-    """Compute the roofline bound (with a device) and the prediction (with a calibration)."""
+    """Compute the roofline bound if a device is given, and the predicted time if there is a calibration."""
     from qkv.cost.prediction import predict_time
     from qkv.cost.roofline import roofline_bound
 
@@ -260,7 +263,7 @@ def _measure_and_compare_with_prediction(
         raise InputError("--measure does not support --mode generate; use --mode prefill or --mode decode")
     if calibration is None:
         raise InputError(_missing_calibration_message(estimate.workload, device))
-    retain_freed_memory()  # as in the calibration
+    retain_freed_memory()  # the calibration does the same
     timer = Timer(select_device(calibration.kind))
     model = build_random_model(estimate.config, timer.device, estimate.workload.dtype)
     step = configure_model_and_build_step(model, estimate.workload)
@@ -284,7 +287,7 @@ def _missing_calibration_message(workload: "Workload", device: str) -> str:
     from qkv.cost import Mode, Precision
 
     is_training = workload.mode is Mode.TRAIN
-    # Maps the data type of a workload to the data type that must be calibrated for it.
+    # Maps each workload data type to the data type that must be calibrated for it.
     calibrated_dtypes = {
         dtype.training_precision if is_training else dtype: dtype for dtype in (Precision.FLOAT32, Precision.BFLOAT16)
     }

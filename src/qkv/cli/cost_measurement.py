@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def validated_measurement_device_name(estimate: "Estimate", requested_device: "DeviceSpec | None") -> str:
     """Return the full name of this machine's device.
 
-    Raises `InputError` if the device is not the requested one or does not have enough memory for the workload.
+    Raise `InputError` if the device is not the requested one or does not have enough memory for the workload.
     """
     from qkv.cli.device_options import select_device
     from qkv.cost.devices import USABLE_MEMORY_FRACTION, matches_device
@@ -34,7 +34,7 @@ def validated_measurement_device_name(estimate: "Estimate", requested_device: "D
 
 
 def total_memory(device: "torch.device") -> int | None:
-    """Return the memory of a device in bytes, or None if it is unknown."""
+    """Return the total memory of a device in bytes, or None if the amount is unknown."""
     if device.type == "cuda":
         import torch
 

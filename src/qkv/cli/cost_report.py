@@ -19,13 +19,13 @@ COMPLEXITY_LEGEND = (
 
 
 def lecture_cells(row: "LectureRow") -> list[str]:
-    """Format a row with the O(·) terms of lecture E."""
+    """Format the table cells of an operation with the O(·) terms from lecture E."""
     order, io_order = (f"O({order})" if order else "" for order in (row.order, row.io_order))
     return [row.name, order, f"{row.flops:,}", io_order, f"{row.unfused_elements:,}", f"{row.intensity:.3g}"]
 
 
 def cost_cells(row: "LectureRow", total: "LectureRow") -> list[str]:
-    """Format a row with the counts of the workload's kernels."""
+    """Format the table cells of an operation with the FLOPs and bytes of the kernels in the workload."""
     from qkv.cost.units import format_bytes
 
     share = f"{row.flops / total.flops:.0%}" if row.flops else ""
@@ -43,7 +43,7 @@ def cost_cells(row: "LectureRow", total: "LectureRow") -> list[str]:
 
 
 def format_lecture_tables(tables: "Sequence[LectureTable]") -> list[str]:
-    """Format the tables as in lecture E, without fusion."""
+    """Format the cost tables from lecture E, which do not assume any kernel fusion."""
     lines: list[str] = []
     for table in tables:
         rows = [lecture_cells(row) for row in (*table.rows, table.total)]
@@ -52,7 +52,7 @@ def format_lecture_tables(tables: "Sequence[LectureTable]") -> list[str]:
 
 
 def format_cost_tables(tables: "Sequence[LectureTable]", device: "DeviceSpec | None", peak_flops: float) -> list[str]:
-    """Format the costs of the workload's kernels and, with a device, what limits each operation."""
+    """Format the costs of the workload's kernels and, if a device is given, the resource that limits each operation."""
     lines: list[str] = []
     for table in tables:
         table_rows = (*table.rows, table.total)
@@ -67,7 +67,7 @@ def format_cost_tables(tables: "Sequence[LectureTable]", device: "DeviceSpec | N
 
 
 def format_latex_tables(tables: "Sequence[LectureTable]") -> str:
-    """Format the tables of the lecture as LaTeX tabulars with booktabs rules."""
+    """Format the tables from lecture E as LaTeX tabulars with booktabs rules."""
     lines = []
     for table in tables:
         lines += [r"\begin{tabular}{llrlrr}", r"\toprule", " & ".join(LECTURE_HEADER) + r" \\", r"\midrule"]
@@ -82,7 +82,7 @@ def format_latex_tables(tables: "Sequence[LectureTable]") -> str:
 
 def _unicode_math_to_latex(text: str) -> str:
     replacements = {
-        "_": r"\_",  # first, because the other replacements contain underscores
+        "_": r"\_",  # must come first because the other replacements contain underscores
         "ᵀ": r"$^\top$",
         "√d": r"$\sqrt{d}$",
         "·": r"$\cdot$",
@@ -99,7 +99,7 @@ def _latex_math(text: str) -> str:
 
 
 def format_parameters_flops_and_memory(estimate: "Estimate", *, with_slide_notes: bool) -> list[str]:
-    """Format the parameters, FLOPs and memory of the whole model."""
+    """Format the number of parameters, the FLOPs and the memory of the whole model."""
     from qkv.config import RNNConfig
     from qkv.cost.lecture_tables import count_attention_matrix_parameters
     from qkv.cost.units import format_bytes, format_flops
@@ -125,7 +125,7 @@ def format_parameters_flops_and_memory(estimate: "Estimate", *, with_slide_notes
 
 
 def format_training_plan(plan: "TrainingPlan") -> list[str]:
-    """Format a training plan, one line per quantity."""
+    """Format a training plan with one quantity per line."""
     from qkv.cost.units import format_bytes, format_count, format_flops
 
     config, step, device = plan.config, plan.step, plan.device
@@ -163,7 +163,7 @@ def format_training_plan(plan: "TrainingPlan") -> list[str]:
 
 
 def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
-    """Format the time of a plan and the resource that limits it."""
+    """Format the training time of a plan and the resource that limits the time."""
     from qkv.cost.units import format_duration
 
     utilization = f"at {plan.utilization:.0%} of the peak"
@@ -178,7 +178,7 @@ def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
 
 
 def _suggest_fitting_options(plan: "TrainingPlan") -> str:
-    """Suggest options with which the model would fit into memory."""
+    """Suggest options that would make the model fit into memory."""
     from qkv.cost.units import format_bytes
 
     workload = plan.fewest_fsdp_devices_workload()
@@ -220,7 +220,7 @@ def format_memory_warning(estimate: "Estimate", device: "DeviceSpec | None") -> 
 
 
 def format_times_and_operation_comparison(times: dict[str, Any]) -> list[str]:
-    """Format the bound, the prediction and the measurement, and the comparison of the measured operations."""
+    """Format the roofline bound, the predicted and measured times, and a comparison of the measured operations."""
     lines = []
     if "bound" in times:
         bound = times["bound"]

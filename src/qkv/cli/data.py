@@ -100,7 +100,7 @@ def prepare(
 
 
 def _prepare_store_and_print_throughput(prepare_function: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
-    """Prepare a store with a progress bar and report the throughput."""
+    """Prepare a token store, show a progress bar, and print the throughput."""
     from qkv.cli.progress import print_status, progress_bar
     from qkv.data import TokenStore
 

@@ -29,7 +29,7 @@ DEMO_COMMANDS = (
         "cost plan --params 124M --tokens 2.5B --device h200 --price 3.5",
     ),
 )
-"""Captions and command lines, in the order in which they are run."""
+"""Caption and command line of each step of the demo, in the order in which the commands run."""
 
 
 def demo(
@@ -65,7 +65,10 @@ def demo(
 
 
 def capture_qkv_output(command_line: str) -> str:
-    """Run a qkv command in this process and return its standard output. Torch is then imported only once."""
+    """Run a qkv command and return its standard output.
+
+    All commands run in this process so that torch is imported only once.
+    """
     from qkv.cli import app
 
     with redirect_stdout(StringIO()) as output:

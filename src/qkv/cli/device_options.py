@@ -1,4 +1,4 @@
-"""Options for the device and data type of a command, and the default run folder."""
+"""Command-line options for the device and data type, and the default run folder."""
 
 import os
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ DtypeOption = Annotated[InferenceDType, typer.Option(help="Data type of the weig
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """Device and data type for the model of a command."""
+    """The device and data type that a command uses for its model."""
 
     device: str = "auto"
     dtype: InferenceDType = InferenceDType.FLOAT32
@@ -47,7 +47,7 @@ class DeviceOptions:
         return task
 
     def load_task_as_and_print_remarks(self, kind: "type[AnyTask]", model: str) -> "AnyTask":
-        """Load a model, which must be of the given task type, and print its warnings."""
+        """Load a model, check that it has the given task type, and print its warnings."""
         from qkv.tasks import load_as
 
         task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype)

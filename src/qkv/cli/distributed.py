@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def distributed_context(device: "torch.device", sharding: str | None) -> "Iterator[tuple[Distributed, torch.device]]":
     """Yield the distributed context and this process's device.
 
-    Without torchrun, this is the single-process context and the given device.
+    Without torchrun, yield the single-process context and the given device.
     """
     from qkv.training.distributed import SINGLE_PROCESS, is_launched_by_torchrun
 
@@ -34,7 +34,7 @@ def distributed_context(device: "torch.device", sharding: str | None) -> "Iterat
 
 
 def require_single_process(command: str, device: "torch.device") -> None:
-    """Raise `InputError` if torchrun started several processes, which would all write to the same folder."""
+    """Raise `InputError` if torchrun started several processes because they would all write to the same folder."""
     with distributed_context(device, None) as (distributed, _):
         if distributed.world_size > 1:
             raise InputError(

@@ -21,14 +21,14 @@ EXTRAS = {
     "hub": (("huggingface_hub",), "models from the Hugging Face Hub"),
     "notebook": (("anywidget",), "qkv.explore in notebooks"),
 }
-"""Packages and purpose of each optional dependency group of pyproject.toml."""
+"""Packages and purpose of each optional dependency group in pyproject.toml."""
 GPT2_TRAINING_FLOPS_PER_TOKEN = 6 * 124e6
-"""FLOPs per token of training GPT-2 (124M parameters), without attention scores."""
+"""FLOPs per token for training GPT-2 (124M parameters), excluding attention scores."""
 TYPICAL_MFU = 0.3
-"""Fraction of the matmul rate that training typically reaches."""
+"""Typical FLOP rate of training as a fraction of the matmul rate."""
 
 DiagnosticRow = tuple[str, str, str]
-"""Name of a check, value on this machine, explanation."""
+"""Name of a check, its value on this machine, and an explanation."""
 
 
 def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
@@ -73,7 +73,10 @@ def _environment_rows() -> list[DiagnosticRow]:
 
 
 def _openmp_wait_setting() -> str:
-    """Return the variable that determines how long idle OpenMP threads spin. GOMP_SPINCOUNT takes precedence."""
+    """Return the setting of the environment variable that determines how long idle OpenMP threads spin.
+
+    GOMP_SPINCOUNT takes precedence over OMP_WAIT_POLICY.
+    """
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     return next(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
@@ -137,7 +140,7 @@ def _package_version(package: str) -> str | None:
 
 
 def _memory_summary() -> str:
-    """Return the total and available memory, which can be determined only on Linux."""
+    """Return a description of the total and available memory, which can be determined only on Linux."""
     info = Path("/proc/meminfo")
     if not info.is_file():
         return "unknown on this system"

@@ -82,7 +82,7 @@ def embed(
 
 
 def _check_npy_output(out: Path, *, as_json: bool) -> None:
-    """Validate `--out` before the model is loaded."""
+    """Check that the `--out` path is valid before the model is loaded."""
     if as_json:
         raise InputError("--out and --json cannot be combined")
     if out.suffix != ".npy":

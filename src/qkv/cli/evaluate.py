@@ -160,7 +160,7 @@ def _print_metrics(result: Mapping[str, Any], *, as_json: bool) -> None:
         print(json.dumps(result))
         return
     classes = result.get("classes", [])
-    # For two classes, F1 is the score of the second class, whose name is printed.
+    # For two classes, F1 is the score of the second class, so the name of that class is printed.
     metrics = {
         f"f1 of {classes[1]['class']}" if name == "f1" else name: value
         for name, value in result.items()

@@ -21,7 +21,7 @@ def evaluate_pairs(
     device_options: DeviceOptions,
     as_json: bool,
 ) -> None:
-    """Translate the source sentences of a file and print BLEU and chrF, optionally compared with a second model."""
+    """Translate the source sentences in a file, and print BLEU and chrF, optionally compared with a second model."""
     from qkv.data.pair_files import PairFile
     from qkv.text.translation_metrics import (
         bleu_by_source_length,
@@ -43,7 +43,7 @@ def evaluate_pairs(
         scores = {model: score_translations(translations[model], references)}
     else:
         second_name = against if model != against else f"{against} (again)"
-        # Without int8 so that a quantized model can be compared with itself in float32.
+        # int8 is not used here so that a quantized model can be compared with its float32 version.
         second_options = replace(device_options, int8=False)
         translations[second_name] = _translate_sources(against, sources, beam, second_options)
         scores = compare_with_first_system(translations, references)

@@ -46,7 +46,7 @@ def explore(models: ModelsArgument = None, *, port: PortOption = 8477, no_browse
     from qkv.serving.standalone_page import PAGE_NOT_BUILT, is_page_built
     from qkv.serving.worker import WorkerClient
 
-    open_listening_socket(port).close()  # detects a port in use before any model is loaded
+    open_listening_socket(port).close()  # raises an error before any model is loaded if the port is in use
     if not is_page_built():
         print(PAGE_NOT_BUILT, file=sys.stderr)
 

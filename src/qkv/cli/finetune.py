@@ -32,7 +32,7 @@ def finetune(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Models to fine-tune and compare, or the path of a recipe (RECIPE.toml).",
+            help="Models to fine-tune and compare, or the path to a recipe (RECIPE.toml).",
             autocompletion=complete_shipped_names,
         ),
     ] = None,
@@ -195,7 +195,7 @@ def _build_finetuning_config(
             "a model and --data are required, for example: qkv finetune MODEL --data train.tsv --eval dev.tsv"
         )
     evaluation_file = None if evaluation is None else str(evaluation)
-    # Unset options are omitted so that the run's config file contains the defaults of FinetuningConfig.
+    # Unset options are omitted so that FinetuningConfig sets their default values in the run's config file.
     given_settings = {name: value for name, value in settings.items() if value is not None}
     return FinetuningConfig(models=tuple(models), train=str(data), evaluation=evaluation_file, **given_settings)
 
@@ -221,7 +221,7 @@ def _finetune_models_with_progress(finetune_run: "FinetuneRun", device: "torch.d
 
 
 def _progress_and_evaluation_callback(run_name: str, update_bar: "Callable[[int, int], None]") -> "MetricsCallback":
-    """Return a callback that advances the progress bar after a step and prints the metrics of an evaluation."""
+    """Return a callback that advances the progress bar after each step and prints the metrics of each evaluation."""
 
     def report(entry: "Mapping[str, Any]") -> None:
         if "validation_loss" not in entry:
@@ -236,7 +236,7 @@ def _progress_and_evaluation_callback(run_name: str, update_bar: "Callable[[int,
 
 
 def _print_results(runs: "Iterable[ModelRuns]", *, as_json: bool) -> None:
-    """Print JSON as soon as each model is finished, or a table after the last one."""
+    """Print JSON as soon as each model is finished, or print a table after the last model."""
     finished = []
     for model_runs in runs:
         print_status(f"{model_runs.name}: {_describe_training(model_runs.results[0])}")

@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from qkv.tasks import Continuation, LanguageModel
 
 DEFAULT_TEMPERATURE = 0.8
-"""Slightly below 1 for more coherent text."""
+"""Default sampling temperature, which is slightly below 1 to make the text more coherent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """Options of `qkv generate`. Call `check` before loading the model, which can take a long time."""
+    """The options of `qkv generate`.
+
+    Call `check` before loading the model because loading can take a long time.
+    """
 
     max_new_tokens: int
     stop: list[str]
     sampling_settings: dict[str, Any]
-    """Only the sampling options given on the command line."""
+    """Sampling options that were given on the command line, without defaults."""
     beam: int | None
     n_best: int
     length_penalty: float
@@ -45,7 +48,7 @@ class GenerateOptions:
     as_json: bool
 
     def check(self) -> None:
-        """Raise `InputError` for invalid values and for options that cannot be combined."""
+        """Raise `InputError` if a value is invalid or if options cannot be combined."""
         from qkv.generation import StopStringFilter
 
         check_trace_path(self.trace)
@@ -226,7 +229,7 @@ def generate(
 
 
 def _report_earlier_best_checkpoint(run: Path) -> None:
-    """Print which checkpoint of a run was loaded if the best checkpoint is not the last one."""
+    """Print which checkpoint of the run was loaded, unless the best checkpoint is also the last one."""
     from qkv.cli.progress import print_status
     from qkv.training.run_folder import RunFolder, load_progress
 
@@ -234,7 +237,7 @@ def _report_earlier_best_checkpoint(run: Path) -> None:
     if not (steps := folder.checkpoint_steps()):
         return
     last, best = steps[-1], None
-    with suppress(WeightsError):  # loading the model skips damaged checkpoints as well
+    with suppress(WeightsError):  # loading the model also skips damaged checkpoints
         best = load_progress(folder.checkpoint_folder(last), last).best_step
     if best in steps[:-1]:
         print_status(
@@ -296,7 +299,7 @@ def _generate_and_print(task: "LanguageModel", prompts: list[str], options: Gene
 def _warm_up_and_print_generation_profile(
     task: "LanguageModel", prompts: list[str], generate_batch: "Callable[[], list[Continuation]]", trace: Path | None
 ) -> "list[Continuation]":
-    """Generate under the profiler and print the profile."""
+    """Generate text under the profiler and print the profile."""
     from qkv.cli.profile_report import print_profile
     from qkv.training.profiler import time_then_profile_generation
 
@@ -314,7 +317,7 @@ def _warm_up_and_print_generation_profile(
 def _estimate_single_batch_generation_cost(
     task: "LanguageModel", prompts: list[str], continuations: "list[Continuation]"
 ) -> "Estimate | None":
-    """Estimate the cost of one batch. Return None for several batches and for int8, which are not modeled."""
+    """Estimate the cost of generating one batch, or return None for several batches or int8, which are not modeled."""
     from qkv.cost import Mode, estimate
     from qkv.tasks.language_model import PROMPTS_PER_BATCH
 
@@ -382,7 +385,7 @@ def _continuation_to_dict(task: "LanguageModel", continuation: "Continuation") -
 def _print_stream(task: "LanguageModel", prompts: list[str], options: GenerateOptions) -> None:
     for row, prompt in enumerate(prompts):
         print(prompt, end="", flush=True)
-        # The same seed that the prompt has in a batch.
+        # This is the seed that the prompt would have in a batch.
         sampling = options.sampling_config.replace(seed=options.sampling_config.seed + row)
         for text in task.stream(prompt, max_new=options.max_new_tokens, stop=options.stop, sampling=sampling):
             print(text, end="", flush=True)

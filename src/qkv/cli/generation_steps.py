@@ -23,7 +23,7 @@ def print_generation_steps(
     sampling: "SamplingConfig",
     as_json: bool,
 ) -> None:
-    """Continue one prompt after another, with the same seeds as in a batch, and print every step."""
+    """Generate text for one prompt after another, with the same seeds as in a batch, and print every step."""
     for row, prompt in enumerate(prompts):
         row_sampling = sampling.replace(seed=sampling.seed + row)
         steps = _iter_steps(task, prompt, max_new_tokens=max_new_tokens, stop=stop, sampling=row_sampling)
@@ -41,7 +41,7 @@ def print_generation_steps(
 def _iter_steps(
     task: "LanguageModel", prompt: str, *, max_new_tokens: int, stop: list[str], sampling: "SamplingConfig"
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each decoding step as a dictionary, with the text that it adds."""
+    """Yield a dictionary for each decoding step, which includes the text that the step adds."""
     from qkv.generation import top_raw_and_processed_candidates
 
     for token in task.stream_batch([prompt], max_new=max_new_tokens, stop=stop, sampling=sampling):
@@ -80,7 +80,10 @@ def _format_sampling(sampling: "SamplingConfig") -> str:
 
 
 def _display_width(text: str) -> int:
-    """Return the number of terminal columns: 2 for wide characters and 0 for combining characters."""
+    """Return the number of terminal columns that a text occupies.
+
+    A wide character occupies 2 columns, and a combining character occupies none.
+    """
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text

@@ -1,4 +1,4 @@
-"""Layout of the `--help` pages."""
+"""Define the layout of the `--help` pages."""
 
 import re
 from typing import Any
@@ -33,12 +33,12 @@ OVERVIEW = {
     ),
     "Measure": (
         ("qkv evaluate stories --text book.txt", "Compute loss, BLEU or accuracy"),
-        ("qkv verify stories", "Check fast code against reference"),
+        ("qkv verify stories", "Compare optimized and plain code"),
         ("qkv cost gpt2", "Estimate FLOPs, memory and time"),
     ),
     "Export": (("qkv convert stories s.gguf --to gguf", "Convert to another format"),),
 }
-"""Groups of commands on the overview page, with an example and a description of each command."""
+"""Command groups on the overview page, with an example and a description for each command."""
 EXIT_STATUS = (
     "Exit status: 0 on success, 1 on failure (disk, network or a failed check), 2 for invalid input, 130 after Ctrl-C "
     "and 143 after SIGTERM."
@@ -66,7 +66,7 @@ class SimplifiedMetavarCommand(TyperCommand):
 
 
 class OverviewGroup(TyperGroup):
-    """The top-level command. `qkv --help` lists an example of every command, in groups."""
+    """The top-level command, whose help page lists an example of every command, in groups."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
         del ctx
@@ -76,7 +76,7 @@ class OverviewGroup(TyperGroup):
                     formatter.write(f"  {example:{_EXAMPLE_WIDTH}}  {description}\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - signature of the base class
-        """Write the commands before the options because most readers look for a command."""
+        """Write the commands before the options because most readers are looking for a command."""
         self.format_commands(ctx, formatter)
         _write_arguments_and_options(self.get_params(ctx), ctx, formatter)
         formatter.write_paragraph()
@@ -99,7 +99,7 @@ def _write_arguments_and_options(parameters: list[Any], ctx: Any, formatter: Any
 
 
 def _format_argument_name(name: str) -> str:
-    """Format an argument name in upper case without braces: `{model}` becomes `MODEL`."""
+    """Format an argument name in upper case without braces. For example, `{model}` becomes `MODEL`."""
     return re.sub(r"[{}]", "", name).upper()
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 MIN_TIMELINE_CHECKPOINTS = 5
-"""With fewer checkpoints, a timeline is not very informative, and a hint is printed."""
+"""Minimum number of checkpoints for an informative timeline. With fewer checkpoints, a hint is printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """Options of `qkv inspect`."""
+    """The options of `qkv inspect`."""
 
     model: str
     view: ViewKind
@@ -205,7 +205,7 @@ def _print_view_table(view: "View", changes: list[str], *, is_first: bool) -> No
 
 
 def _check_inspect_options(options: InspectOptions, plot: Path | None, texts: list[str] | None) -> None:
-    """Raise `InputError` for options that cannot be combined."""
+    """Raise `InputError` if the given options cannot be combined."""
     n_changes = len(options.ablated_heads) + len(options.masked_edges)
     if plot is not None:
         from qkv.inspection.figures import check_figure_path
@@ -235,7 +235,7 @@ def _load_task_and_print_remarks(model: str) -> "Task":
 
 
 def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "ModelInput":
-    """Tokenize the text and, for a translator, its translation."""
+    """Tokenize the text and, if the model is a translator, the translation."""
     from qkv.inspection import prepare_input
     from qkv.tasks import Translator
 
@@ -247,7 +247,7 @@ def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "M
 
 
 def _build_view_and_describe_changes(task: "Task", options: InspectOptions, text: str) -> "tuple[View, list[str]]":
-    """Run the model on a text. Return the view, and descriptions of interventions that the view does not contain."""
+    """Run the model on a text, and return the view and descriptions of interventions that are not part of the view."""
     from qkv.cli.progress import print_status
     from qkv.inspection import (
         apply_interventions,
@@ -329,7 +329,7 @@ def _build_attention_map(cache: "ActivationCache", options: InspectOptions, stac
 
 
 def _parse_interventions(task: "Task", options: InspectOptions, model_input: "ModelInput") -> "Iterator[Intervention]":
-    """Yield the interventions of --ablate-head and --mask-edge."""
+    """Yield the interventions that --ablate-head and --mask-edge specify."""
     from qkv.inspection import EdgeMask, HeadAblation
     from qkv.models import RNNSeq2Seq
     from qkv.tasks import Translator
@@ -355,7 +355,10 @@ def _parse_interventions(task: "Task", options: InspectOptions, model_input: "Mo
 
 
 def _parse_position_or_word(tokens: "TokenizedText", value: str | None) -> int:
-    """Return the position given as a number or as a word (its last token). The default is the last position."""
+    """Parse a position, which is given as a number or a word, and return it. The default is the last position.
+
+    For a word with several tokens, return the position of the last token.
+    """
     from qkv.inspection.validation import check_index
 
     n = len(tokens.ids)

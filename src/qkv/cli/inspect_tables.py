@@ -21,11 +21,11 @@ from qkv.lessons.console import print_matrix, print_section, print_table, print_
 
 ATTENTION_CAVEAT = "Attention weights by themselves do not explain a prediction."
 N_CONTRIBUTIONS = 15
-"""Number of components listed in a logit attribution. The other components are summed."""
+"""Number of components that a logit attribution lists individually. The other components are summed."""
 
 
 def print_view(view: View, changes: list[str]) -> None:
-    """Print a view, preceded by the interventions, without trailing blank lines."""
+    """Print the interventions and then the view, without trailing blank lines."""
     with redirect_stdout(StringIO()) as output:
         if changes:
             _print_changes(changes)

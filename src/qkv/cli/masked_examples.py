@@ -19,7 +19,7 @@ def print_masked_batch(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Print the rows of a masked-language-modeling batch, with the original token of each masked position."""
+    """Print the rows of a masked-language-modeling batch with the original token at each masked position."""
     from qkv.data.masked_batches import MaskedBatches
     from qkv.data.sentence_store import SentenceStore
 

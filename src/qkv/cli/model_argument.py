@@ -15,7 +15,7 @@ def complete_shipped_names(incomplete: str) -> list[str]:
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="Name of a shipped model, or path of a run folder, Hugging Face model folder or model file.",
+        help="Name of a shipped model, or path to a run folder, Hugging Face model folder or model file.",
         autocompletion=complete_shipped_names,
     ),
 ]

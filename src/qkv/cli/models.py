@@ -21,7 +21,7 @@ MODELS_TABLE_HEADER = ("NAME", "COMMAND", "PARAMETERS", "ON DISK", "DESCRIPTION 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """An entry of the list. The name of a local model is its path."""
+    """An entry in the list of models. A local model has its path as its name."""
 
     name: str
     task: str
@@ -80,7 +80,10 @@ def _shipped_models() -> "Iterator[ModelEntry]":
 
 
 def _local_models(folders: list[Path]) -> "Iterator[ModelEntry]":
-    """Yield model folders (weights and a config) and runs. A run is described by its newest checkpoint."""
+    """Yield an entry for each run and for each model folder, which contains weights and a config.
+
+    The description of a run is based on its newest checkpoint.
+    """
     for parent in folders:
         for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
             newest_checkpoint = max(folder.glob("checkpoints/step-*"), default=folder)
@@ -126,7 +129,7 @@ def _command_for_model(config: "ModelConfig") -> str:
 
 
 def _read_run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[str, float]]:
-    """Return a description of a run and its best validation loss, both from its newest checkpoint."""
+    """Read the description of a run and its best validation loss from the newest checkpoint."""
     if not progress_file.is_file():
         return "local run", {}
     progress = json.loads(progress_file.read_text(encoding="utf-8"))
@@ -136,7 +139,10 @@ def _read_run_description_and_best_loss(progress_file: Path) -> tuple[str, dict[
 
 
 def _read_main_finetune_metric(result_file: Path) -> dict[str, float]:
-    """Return the main metric of a fine-tuning run (more informative than the loss), or {} for other runs."""
+    """Return the main metric of a fine-tuning run, or {} for other runs.
+
+    This metric is more informative than the loss.
+    """
     if not result_file.is_file():
         return {}
     result = json.loads(result_file.read_text(encoding="utf-8"))

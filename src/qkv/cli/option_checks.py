@@ -10,7 +10,7 @@ from qkv.errors import InputError
 if TYPE_CHECKING:
     from typer import Context
 else:
-    # The class that commands receive at run time; `typer.Context` is a subclass of it.
+    # Commands receive an instance of this class at run time. `typer.Context` is a subclass of it.
     Context = TyperCommand.context_class
 
 

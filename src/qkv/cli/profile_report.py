@@ -35,7 +35,7 @@ _FASTER_THAN_BOUND_NOTE = (
 
 
 def check_trace_path(path: Path | None) -> None:
-    """Validate the path of `--trace` before any work is done."""
+    """Check that the `--trace` path is valid before any work is done."""
     if path is not None and path.suffix != ".json":
         raise InputError(f"--trace {path}: file name must end in .json")
     if path is not None and not path.parent.is_dir():
@@ -43,7 +43,7 @@ def check_trace_path(path: Path | None) -> None:
 
 
 def print_profile(profile: "Profile", workload: str, *, no_bound_reason: str = "") -> None:
-    """Print the time per category, and the roofline bound as a percentage of that time.
+    """Print the time for each category and the roofline bound as a percentage of this time.
 
     `workload` describes what was profiled, such as "one step of 4,096 tokens". `no_bound_reason` is printed if the
     bound is unknown.

@@ -18,7 +18,7 @@ def print_status(message: str) -> None:
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar and yield a function of (completed, total) that updates it."""
+    """Show a progress bar and yield a function that takes the completed and total counts and updates the bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

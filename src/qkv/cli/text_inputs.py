@@ -1,6 +1,6 @@
 """Read the input texts of a command and process them in batches.
 
-The texts are the command's arguments or, without arguments, the lines of standard input. Commands that print one line
+The texts are the command's arguments or, if there are none, the lines of standard input. Commands that print one line
 per text print a blank line for a blank text so that the lines of input and output correspond. The exception is
 `generate`, which continues an empty prompt.
 """
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 TEXTS_PER_BATCH = 2048
-"""Number of texts that are sorted by length and processed at a time, because a large input may not fit into memory."""
+"""Number of texts that are sorted by length and processed at a time, which is limited because a large input may not fit
+into memory."""
 
 
 def iter_input_texts(arguments: list[str] | None) -> Iterator[str]:
@@ -28,9 +29,9 @@ def iter_input_texts(arguments: list[str] | None) -> Iterator[str]:
 
 
 def iter_file_or_stdin_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a file without line endings.
+    """Yield the lines of a file or of standard input without line endings.
 
-    `-` is standard input. Compressed files are decompressed. An empty file raises `InputError`.
+    `-` stands for standard input. Compressed files are decompressed. An empty file raises `InputError`.
     """
     from qkv.data.documents import read_utf8_lines
     from qkv.data.text_sources import STANDARD_INPUT, open_raw_and_decompressed, parse_single_file_source
@@ -50,7 +51,7 @@ def iter_file_or_stdin_lines(path: str) -> Iterator[str]:
 
 
 def split_tab_separated_pairs(texts: Iterable[str]) -> "Iterator[TextOrPair]":
-    """Yield each text that contains a tab as a pair and all other texts unchanged."""
+    """Yield each text that contains a tab as a pair of texts, and yield all other texts unchanged."""
     for number, text in enumerate(texts, start=1):
         columns = text.split("\t")
         if len(columns) > 2:
@@ -66,7 +67,7 @@ def escape_newlines(text: str) -> str:
 
 
 def is_blank(text: "TextOrPair | tuple[str, ...]") -> bool:
-    """Return whether a text, or both texts of a pair, contain only whitespace."""
+    """Return whether a text contains only whitespace. For a pair, both texts must contain only whitespace."""
     return not "".join(text).strip()
 
 
@@ -100,7 +101,7 @@ def tokenize_in_batches_and_report_truncation(
     max_tokens: int | None = None,
     parse_special_tokens: bool = False,
 ) -> "Iterator[list[TokenizedInput]]":
-    """Tokenize the texts in batches of `TEXTS_PER_BATCH`, and print how many were truncated."""
+    """Tokenize the texts in batches of `TEXTS_PER_BATCH`, and print how many texts were truncated."""
     remaining, n_texts, n_truncated = iter(texts), 0, 0
     while batch := list(islice(remaining, TEXTS_PER_BATCH)):
         tokenized_batch = task.tokenize(

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 TERMINAL_WIDTH = 100
-"""Maximum number of characters per line of wrapped text."""
+"""Maximum number of characters per line in wrapped text."""
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, n_left_aligned: int = 1) -> list[str]:
-    """Format rows as aligned lines, header first.
+    """Format a header and rows as aligned lines.
 
     The first `n_left_aligned` columns are left-aligned (text); all other columns are right-aligned (numbers).
     """

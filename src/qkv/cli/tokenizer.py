@@ -80,7 +80,7 @@ def train_and_save(
 def show_token_offsets(
     model: Annotated[
         Path,
-        typer.Argument(help="Name of a shipped model, or path of a tokenizer file or of a folder that contains one."),
+        typer.Argument(help="Name of a shipped model, or path to a tokenizer file or to a folder that contains one."),
     ],
     texts: Annotated[
         list[str] | None,
@@ -127,7 +127,7 @@ def train_tokenizer_on_files(
     lowercase: bool = False,
     field: str = "text",
 ) -> "Tokenizer":
-    """Train a tokenizer on the texts of files, with a progress bar."""
+    """Train a tokenizer on the texts in the given files while showing a progress bar."""
     from qkv.cli.progress import progress_bar
     from qkv.data import read_text_chunks
     from qkv.text import train_tokenizer
@@ -138,7 +138,7 @@ def train_tokenizer_on_files(
 
 
 def check_output_folder(folder: Path) -> None:
-    """Raise `InputError` if the output folder is not empty, so that existing files are never overwritten."""
+    """Raise `InputError` if the output folder is not empty, because existing files must never be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: must be a folder, got a file")
     if folder.is_dir() and (first := next(folder.iterdir(), None)) is not None:

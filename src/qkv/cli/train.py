@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from qkv.config import Recipe
 
-# Parameters that are valid for every kind of training.
+# These parameters are valid for every kind of training.
 _COMMON_PARAMETERS = (
     "kind",
     "files",
@@ -32,7 +32,7 @@ _COMMON_PARAMETERS = (
     "trace",
 )
 _KIND_PARAMETERS = {"gpt": ("text",), "bert": ("text", "next_sentence"), "translate": ("pairs", "target_suffix", "rnn")}
-"""Kinds of models that can be trained without a recipe, and the parameters specific to each."""
+"""Kinds of models that can be trained without a recipe, and the parameters that are specific to each kind."""
 
 
 def train(
@@ -41,7 +41,7 @@ def train(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="What to train: `gpt` or `bert` with --text, `translate` with --pairs, or the path of a recipe "
+            help="What to train: `gpt` or `bert` with --text, `translate` with --pairs, or the path to a recipe "
             "(RECIPE.toml).",
         ),
     ] = None,
@@ -136,8 +136,8 @@ def train(
 
     Ctrl-C or SIGTERM saves a checkpoint and stops the run. A second signal stops the run immediately, without saving.
     Use --resume to continue the run. A resumed run gives exactly the same results as an uninterrupted one. The
-    exception is --minutes: an uninterrupted run may adjust its total number of steps if throughput changes, whereas a
-    resumed run keeps the total that it had when it stopped. The exit status is 0 on success, 1 on failure, 2 for
+    exception is --minutes: the total number of steps is adjusted if throughput changes, but no longer after the run has
+    been resumed. The exit status is 0 on success, 1 on failure, 2 for
     invalid input, 130 after Ctrl-C and 143 after SIGTERM.
 
     \b
@@ -211,7 +211,7 @@ def _load_recipe_with_overrides(
             "--pairs FILE`, `qkv train RECIPE.toml` or `qkv train --resume RUN`"
         )
     if not path.endswith(".toml"):
-        raise InputError(f"KIND must be gpt, bert, translate or the path of a recipe (.toml), got '{path}'")
+        raise InputError(f"KIND must be gpt, bert, translate or the path to a recipe (.toml), got '{path}'")
     recipe = load_recipe(path, tuple(overrides))
     reason = "cannot be combined with a recipe; to override a setting, use for example: training.steps=200"
     reject_other_options(context, (*_COMMON_PARAMETERS, "data"), reason)
@@ -220,7 +220,7 @@ def _load_recipe_with_overrides(
 
 
 def _resolve_minutes(minutes: float | None, steps: int | None) -> float | None:
-    """Return the time budget in minutes, or None if the number of steps is given."""
+    """Return the time budget in minutes, or None if the number of steps is specified."""
     from qkv.training import DEFAULT_MINUTES
 
     if minutes is not None and steps is not None:
@@ -231,7 +231,7 @@ def _resolve_minutes(minutes: float | None, steps: int | None) -> float | None:
 def _recipe_chooser(
     kind: str, files: list[str], *, is_rnn: bool, target_suffix: str | None, next_sentence: bool
 ) -> "Callable[..., Recipe]":
-    """Return the function that chooses a recipe for this kind of model."""
+    """Return the function that chooses a recipe for the given kind of model."""
     from functools import partial
 
     from qkv.training import (
@@ -254,7 +254,7 @@ def _recipe_chooser(
 
 
 def _adapt_recipe_for_continued_training(recipe: "Recipe", init_from: Path) -> "Recipe":
-    """Return the recipe with the shape and tokenizer of the model that the weights are initialized from."""
+    """Adapt a recipe to the shape and tokenizer of the model whose weights are used for initialization."""
     from qkv.tasks import load_pretrained, resolve_or_download_model_folder
 
     loaded, folder = load_pretrained(init_from), resolve_or_download_model_folder(init_from)

@@ -16,20 +16,20 @@ from qkv.training.signals import StopRequest
 
 
 class TrainingProgressDisplay:
-    """Shows a status line that is updated on a terminal, and prints one line per evaluation.
+    """A progress display with a status line that is updated on a terminal, and one printed line per evaluation.
 
-    The estimate must include the matmul rate of the device.
+    The run estimate passed to the constructor must include the device's matmul rate.
     """
 
     def __init__(self, estimate: RunEstimate) -> None:
         assert estimate.matmul_rate is not None
         self._total_steps = estimate.steps
         self._ideal_step_seconds = estimate.flops / estimate.steps / estimate.matmul_rate
-        """Duration of a step at the full matmul rate."""
+        """Duration of a training step at the full matmul rate, in seconds."""
         self._console = Console(stderr=True)
         self._live = Live(Text(), console=self._console, transient=True, refresh_per_second=4)
         self._first: tuple[int, int, float] | None = None
-        """Step, tokens and seconds of the first entry. Throughput is measured from there."""
+        """Step, tokens and seconds of the first metrics entry, from which throughput is measured."""
         self._last: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class TrainingProgressDisplay:
             self._live.stop()
 
     def report(self, entry: Mapping[str, Any]) -> None:
-        """Show a metrics entry of the trainer."""
+        """Display a metrics entry from the trainer."""
         if "validation_loss" in entry:
             self._print_evaluation(entry)
             return
@@ -57,7 +57,7 @@ class TrainingProgressDisplay:
             self._live.update(Text(line))
 
     def print_and_set_total_steps(self, steps: int) -> None:
-        """Print and store a new number of steps."""
+        """Print and store a new total number of steps."""
         self._console.print(
             f"at the current throughput, {steps:,} steps fit into the time budget (planned: {self._total_steps:,})",
             highlight=False,
@@ -98,7 +98,10 @@ def _format_clock(seconds: float) -> str:
 
 
 def report_resumed_or_finished(trainer: Trainer) -> None:
-    """Print the step at which a run continues, or nothing for a new run."""
+    """Print the step from which a resumed run continues, or that the run has already finished.
+
+    Print nothing for a new run.
+    """
     step, steps = trainer.progress.step, trainer.config.steps
     if step >= steps:
         print_status(
@@ -110,7 +113,7 @@ def report_resumed_or_finished(trainer: Trainer) -> None:
 
 
 def try_write_loss_plot_and_tensorboard(trainer: Trainer, *, tensorboard: bool) -> None:
-    """Write the loss curve and, on request, TensorBoard event files. Errors are printed and do not fail the run."""
+    """Write the loss curve and, if requested, TensorBoard event files. Errors are printed but do not stop the run."""
     from qkv.data.file_io import convert_os_errors_to_disk_error
     from qkv.inspection.loss_curve import plot_loss_curve
     from qkv.inspection.tensorboard import rewrite_tensorboard_events
@@ -126,7 +129,7 @@ def try_write_loss_plot_and_tensorboard(trainer: Trainer, *, tensorboard: bool) 
 
 
 def print_training_summary(trainer: Trainer, family: str, stop: StopRequest) -> None:
-    """Print the result of a run, and how to use or resume it."""
+    """Print the result of a run, and explain how to use or resume the run."""
     path, progress = trainer.run.path, trainer.progress
     best = ""
     if progress.best_loss is not None:

@@ -1,4 +1,4 @@
-"""Start, resume and run a training run, with status messages on standard error."""
+"""Start and resume training runs, with status messages on standard error."""
 
 import sys
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options that produce additional output of a training run."""
+    """Options that make a training run produce additional output."""
 
     tensorboard: bool = False
     profile: bool = False
     trace: Path | None = None
 
     def check(self) -> None:
-        """Check paths and optional packages before the run starts."""
+        """Check, before the run starts, that the trace path is valid and that required packages are installed."""
         from qkv.cli.profile_report import check_trace_path
 
         check_trace_path(self.trace)
@@ -56,9 +56,9 @@ def prepare_and_train_run(
     minutes: float | None,
     options: RunOptions,
 ) -> None:
-    """Prepare and train a new run.
+    """Prepare a new training run and train its model.
 
-    With `minutes`, the number of steps is chosen to fit the time budget and is adjusted during the run.
+    If `minutes` is given, the number of steps is chosen to fit the time budget and is adjusted during the run.
     """
     from qkv.training import prepare_run
 
@@ -76,7 +76,7 @@ def prepare_and_train_run(
 
 
 def resume_run(folder: Path, device: "torch.device", *, distributed: "Distributed", options: RunOptions) -> None:
-    """Resume a run, including an unfinished preparation."""
+    """Resume a training run, finishing its preparation first if necessary."""
     from qkv.training import load_preparation_inputs, open_run, resume_preparation
 
     if not folder.is_dir():
@@ -91,7 +91,7 @@ def resume_run(folder: Path, device: "torch.device", *, distributed: "Distribute
             prepared = _prepare_on_main_process(
                 distributed, folder, lambda progress: resume_preparation(folder, progress=progress)
             )
-            # -1 stands for None because only numbers can be broadcast.
+            # Only numbers can be broadcast, so -1 represents None.
             budget = distributed.broadcast_from_rank0(
                 lambda: -1.0 if state is None or state.seconds is None else state.seconds
             )
@@ -103,7 +103,7 @@ def resume_run(folder: Path, device: "torch.device", *, distributed: "Distribute
 def _prepare_on_main_process(
     distributed: "Distributed", folder: Path, prepare: "Callable[[ProgressBars], PreparedRun]"
 ) -> "PreparedRun":
-    """Prepare the run in the main process. The other processes wait, then open the prepared run."""
+    """Prepare the run in the main process. The other processes wait until the run is prepared and then open it."""
     from qkv.training import open_shared_run
 
     prepared = None
@@ -124,7 +124,7 @@ def _lock_run_folder(folder: Path, distributed: "Distributed") -> Iterator[None]
 
 @contextmanager
 def _exit_on_signal(folder: Path, distributed: "Distributed") -> Iterator[None]:
-    """Exit immediately on SIGINT or SIGTERM outside of training steps, keeping completed work."""
+    """Exit immediately if SIGINT or SIGTERM arrives outside of the training steps, and keep all completed work."""
     from qkv.training import SignalInterrupt, raise_on_stop_signals
 
     try:
@@ -174,7 +174,7 @@ def estimate_and_print_run(
 def print_dry_run(
     recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", has_time_budget: bool
 ) -> None:
-    """Print the estimate of a run. With a time budget, note that the number of steps is not final."""
+    """Print the estimate for a run. If there is a time budget, note that the number of steps is not final."""
     estimate_and_print_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
     if has_time_budget and distributed.is_main_process:
         print_status(
@@ -194,7 +194,7 @@ def _fit_and_write_final_recipe(
         print_status(f"{prepared.run.path}: {corpus.summary}, vocabulary size {corpus.tokenizer.vocab_size:,}")
         if prepared.data_warning:
             print_status(prepared.data_warning)
-    # As in `prepare_and_train_run`, because the preparation may have been resumed with a different number of processes.
+    # `prepare_and_train_run` has already done this, but the number of processes may have changed since then.
     fitted = prepared.recipe.replace(training=distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training))
     prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
@@ -212,7 +212,10 @@ def _train_prepared_run(
     *,
     seconds: float | None,
 ) -> None:
-    """Train on all processes. Only the main process prints status messages. `seconds` is the time budget, or None."""
+    """Train the prepared run on all processes.
+
+    Only the main process prints status messages. `seconds` is the time budget, or None.
+    """
     recipe = prepared.recipe
     estimate = estimate_and_print_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
     if options.is_profiled:
@@ -285,7 +288,7 @@ def _profile_training_steps(
 
 
 def _load_init_model_unless_resumed(prepared: "PreparedRun") -> "Model | None":
-    """Load the model of `init_from` to start a run from its weights. Return None if the run has a checkpoint."""
+    """Load the model named by `init_from`. Return None if it is not set or if the run already has a checkpoint."""
     init_from = prepared.recipe.init_from
     if init_from is None or prepared.run.checkpoint_steps():
         return None

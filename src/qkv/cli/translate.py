@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 HEATMAPS_PER_ROW = 4
 TITLE_WIDTH = 60
-"""Maximum number of characters per line of a figure title."""
+"""Maximum number of characters per line in a figure title."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOutputOptions:
-    """Options of `qkv translate` that determine what is printed."""
+    """The options of `qkv translate` that determine what is printed."""
 
     n_best: int
     alignment: bool
     plot: Path | None
     layer: int | None
     split: bool | None
-    """With None, texts are split if the model was trained on short texts (`Translator.splits_by_default`)."""
+    """Whether to split texts into sentences. If it is None, texts are split if the model was trained on short texts
+    (`Translator.splits_by_default`)."""
     as_json: bool
 
     @property
@@ -45,7 +46,7 @@ class TranslationOutputOptions:
         return self.alignment or self.plot is not None
 
     def check(self, texts: list[str] | None) -> None:
-        """Raise `InputError` for options that cannot be combined."""
+        """Raise `InputError` if the given options cannot be combined."""
         if self.plot is not None:
             from qkv.inspection.figures import check_figure_path
 
@@ -189,7 +190,7 @@ def _translate_and_print_batches(
     translate_batch: "Callable[[list[str]], list[Translation]]",
     output: TranslationOutputOptions,
 ) -> None:
-    """Translate and print the texts in batches, split into sentences if requested."""
+    """Translate the texts in batches and print the translations. Texts are split into sentences if requested."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import TEXTS_PER_BATCH
 
@@ -225,7 +226,7 @@ def read_glossary(path: Path) -> dict[str, str]:
 
 
 def _print_blank_argument_warnings(arguments: list[str]) -> None:
-    """Report blank texts among the arguments. Blank lines of standard input are not reported."""
+    """Print a warning about blank texts among the arguments, but not about blank lines of standard input."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
 
@@ -235,7 +236,7 @@ def _print_blank_argument_warnings(arguments: list[str]) -> None:
 
 
 def _report_truncated_and_empty(line_number: int, translations: "list[Translation]") -> None:
-    """Report truncated and empty translations, which are not apparent from the output."""
+    """Print warnings about truncated and empty translations, which users might not notice in the output."""
     from qkv.cli.progress import print_status
     from qkv.generation import FinishReason
 
@@ -249,7 +250,7 @@ def _report_truncated_and_empty(line_number: int, translations: "list[Translatio
 
 
 def _print_translation(text: str, translations: "list[Translation]", output: TranslationOutputOptions) -> None:
-    """Print the translation of a text from the translations of its parts."""
+    """Print the translation of a text, given the translations of its parts."""
     from qkv.cli.progress import print_status
     from qkv.cli.text_inputs import is_blank
 
@@ -292,7 +293,11 @@ def _hypothesis_to_dict(hypothesis: "TranslationHypothesis") -> dict[str, Any]:
 
 
 def _plot_cross_attention(translation: "Translation", path: Path, *, layer: int | None) -> None:
-    """Save a heatmap of the best-aligned layer, averaged over heads, or a heatmap of each head of the given layer."""
+    """Save heatmaps of the cross-attention weights.
+
+    By default, save one heatmap of the best-aligned layer, averaged over heads. If a layer is given, save one heatmap
+    for each of its heads.
+    """
     from qkv.inspection import plot_heatmaps
     from qkv.inspection.figures import save_figure
 

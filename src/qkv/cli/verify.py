@@ -60,7 +60,7 @@ def verify(
     else:
         rows = [_format_check_result_row(result) for result in results]
         lines = format_table(("CHECK", "COMPARED", "DIFFERENCE", "LIMIT", "SECONDS"), rows, n_left_aligned=2)
-        # The last column is not padded because reasons can be long.
+        # The last column is not padded because the reasons in it can be long.
         outcomes = [
             result.verdict if result.reason is None else f"{result.verdict}: {result.reason}" for result in results
         ]

@@ -1,4 +1,4 @@
-"""Configuration of models, training, fine-tuning and sampling, loaded from and saved to TOML and JSON.
+"""Configs for models, training, fine-tuning and sampling, which can be read from and written to TOML and JSON files.
 
 Configs are frozen and validated on construction. This package never imports torch.
 """

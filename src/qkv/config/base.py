@@ -1,4 +1,4 @@
-"""Base class of all configs: frozen, keyword-only and validated on construction."""
+"""Base class for all configs. Configs are frozen, keyword-only and validated on construction."""
 
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
@@ -12,15 +12,15 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 """A number from 0 (inclusive) to 1 (exclusive)."""
 MIN_SIMILARITY = 0.65
-"""Smallest difflib ratio of a suggestion.
+"""Minimum difflib similarity ratio for a suggestion.
 
-The ratio of a word with two letters swapped ("gtp" for "gpt") is above this threshold. The ratio of words that share
-only a few letters is below it.
+A word with two letters swapped ("gtp" for "gpt") scores above this threshold. Two words that share only a few letters
+score below it.
 """
 
 
 class Config(BaseModel):
-    """Base class of all configs. An invalid value raises `ConfigError` instead of pydantic's `ValidationError`."""
+    """Base class for all configs. Invalid values raise `ConfigError` instead of pydantic's `ValidationError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -35,14 +35,14 @@ class Config(BaseModel):
     def replace(self, **changes: Any) -> Self:  # noqa: ANN401
         """Return a validated copy with some fields changed.
 
-        Only explicitly set fields are copied. Derived defaults (such as d_ff, which depends on d_model) are computed
-        again from the changed fields.
+        Only explicitly set fields are copied. Derived defaults (such as d_ff, which depends on d_model) are recomputed
+        from the changed fields.
         """
         return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
 
 def did_you_mean_suffix(word: str, candidates: list[str]) -> str:
-    """Return " (did you mean 'x'?)" for the most similar candidate, or an empty string if none is similar.
+    """Return " (did you mean 'x'?)" with the most similar candidate, or an empty string if no candidate is similar.
 
     If the word has at least three letters, candidates that start with the word take precedence.
     """
@@ -52,8 +52,8 @@ def did_you_mean_suffix(word: str, candidates: list[str]) -> str:
 
 
 def _format_first_validation_error(cls: type[Config], error: ValidationError) -> str:
-    """Describe one validation error in a single line. Unknown keys take precedence over other errors."""
-    # A misspelled required key is reported twice, as unknown and as missing. The unknown key is the cause.
+    """Describe one of the validation errors in a single line. Unknown keys take precedence over other errors."""
+    # A misspelled required key causes two errors: an unknown key and a missing key. The unknown key is the cause.
     first = min(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"])
     match first["type"]:
@@ -67,7 +67,7 @@ def _format_first_validation_error(cls: type[Config], error: ValidationError) ->
 
 
 def _table_error_prefix(cls: type[Config]) -> str:
-    """Return the name of the recipe table that the class configures, e.g. "training: " for `TrainingConfig`."""
+    """Return an error prefix with the recipe table that a class configures, e.g. "training: " for `TrainingConfig`."""
     name = cls.__name__
     table = name.removesuffix("Config").removesuffix("Settings")
     return "" if table == name else f"{table.lower()}: "

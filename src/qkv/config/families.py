@@ -1,4 +1,4 @@
-"""Model configs of the four families: GPT, BERT, encoder–decoder Transformer and RNN with attention."""
+"""Model configs for the four families: GPT, BERT, encoder–decoder Transformer and RNN with attention."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -30,20 +30,23 @@ def _default_d_value(fields: dict[str, Any]) -> int:
 
 
 class RopeScaling(Config):
-    """Scaling of rotary frequencies that extends the context length of a trained model.
+    """Scaling of the rotary frequencies to extend the context length of a trained model.
 
-    If `original_context_length` is None, all frequencies are divided by `factor` (linear scaling). Otherwise, Llama
-    3.1's rule is used, which scales only low frequencies.
+    If `original_context_length` is None, all frequencies are divided by `factor` (linear scaling). Otherwise, only low
+    frequencies are scaled, as in Llama 3.1.
     """
 
     factor: float = Field(gt=0)
-    """Divisor of the rotary angles."""
+    """Number by which the rotary angles are divided."""
     original_context_length: Count | None = None
-    """Context length that the model was originally trained with (Llama 3.1), or None for linear scaling."""
+    """Context length with which the model was originally trained (Llama 3.1), or None for linear scaling."""
     low_freq_factor: float = Field(default=1.0, gt=0)
-    """Frequencies with fewer rotations than this over the original context are divided by the full factor."""
+    """Frequencies that complete fewer rotations than this over the original context are divided by the full factor."""
     high_freq_factor: float = Field(default=4.0, gt=0)
-    """Frequencies with more rotations than this are unchanged. Between the two limits, the scaling is interpolated."""
+    """Frequencies that complete more rotations than this are unchanged.
+
+    Between the two limits, the scaling is interpolated.
+    """
 
     @model_validator(mode="after")
     def _check_frequency_factors(self) -> Self:
@@ -61,50 +64,50 @@ class TransformerConfig(Config):
     vocab_size: Count
     """Number of token ids."""
     context_length: Count
-    """Maximum number of tokens in a sequence, and the size of the table of learned positions."""
+    """Maximum number of tokens in a sequence, which is also the size of the learned position table."""
     d_model: Count
     """Width of the residual stream."""
     n_heads: Count
     """Number of query heads."""
 
     head_combination: HeadCombination = HeadCombination.SPLIT
-    """How the head outputs are combined."""
+    """Method for combining the head outputs."""
     n_kv_heads: Count = Field(default_factory=lambda fields: fields["n_heads"])
     """Number of key/value heads (default: n_heads).
 
-    A smaller number makes groups of query heads share a key/value head.
+    If this number is smaller than n_heads, groups of query heads share a key/value head.
     """
     d_head: Count = Field(default_factory=_default_d_head)
     """Width of a query or key (default: d_model / n_heads)."""
     d_value: Count = Field(default_factory=_default_d_value)
     """Width of a value (default: d_head if the heads are split, d_model if they are pooled)."""
     output_projection: bool = True
-    """Project the head outputs with W_O. Without the projection, their combined width must be d_model."""
+    """Project the head outputs with W_O. If False, the combined width of the head outputs must be d_model."""
     attention_bias: bool = True
     """Add biases to the query, key, value and output projections."""
     scale_scores: bool = True
     """Divide attention scores by √d_head. T5 does not scale its scores."""
     sliding_window: Count | None = None
-    """Attend only to keys fewer than this many positions away, on both sides if attention is not causal.
+    """Attend only to keys that are fewer than this many positions away, or to all keys if None.
 
-    None attends to all keys.
+    If attention is not causal, the window covers both sides.
     """
 
     d_ff: Count = Field(default_factory=lambda fields: 4 * fields["d_model"])
     """Hidden width of the feed-forward layers (default: 4 · d_model)."""
     activation: Activation = Activation.GELU_TANH
-    """Activation of the feed-forward layers."""
+    """Activation function for the feed-forward layers."""
     gated: bool = False
-    """Use gated feed-forward layers: activation(x · W_gate) ⊙ (x · W_up)."""
+    """Use gated feed-forward layers, which compute activation(x · W_gate) ⊙ (x · W_up)."""
     feed_forward_bias: bool = True
     """Add biases to the feed-forward projections."""
 
     norm: NormKind = NormKind.LAYER
-    """LayerNorm or RMSNorm."""
+    """Kind of norm: LayerNorm or RMSNorm."""
     norm_position: NormPosition = NormPosition.PRE
     """Whether norms precede or follow each sub-layer."""
     norm_eps: float = Field(default=1e-5, gt=0)
-    """Constant added to the variance in the norms."""
+    """Constant that the norms add to the variance."""
     norm_bias: bool = True
     """Add a bias to each LayerNorm."""
     embedding_norm: bool = False
@@ -117,24 +120,26 @@ class TransformerConfig(Config):
     position_offset: int = Field(default=0, ge=0)
     """Number of unused rows before position 0 in a learned position table (2 in BART and RoBERTa)."""
     sinusoid: SinusoidStyle = SinusoidStyle.INTERLEAVED
-    """Column order of sinusoidal positions."""
+    """Column order in sinusoidal position encodings."""
     rope_theta: float = Field(default=10000.0, gt=0)
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
-    """Scaling of the rotary frequencies for longer contexts, or None."""
+    """Scaling of the rotary frequencies for longer contexts, or None for no scaling."""
     relative_buckets: Count = 32
-    """Number of buckets of relative position biases (T5)."""
+    """Number of buckets for relative position biases (T5)."""
     relative_max_distance: Count = 128
-    """Distance at and beyond which all relative positions share the last bucket (T5)."""
+    """Distance from which all relative positions share the last bucket (T5)."""
 
     scale_embedding: bool = False
-    """Multiply token embeddings by √d_model before positions are added."""
+    """Multiply token embeddings by √d_model before adding position embeddings."""
     tie_embeddings: bool = True
     """Use the token embedding matrix as the unembedding matrix."""
     unembedding_bias: bool = False
     """Add a bias to the logits."""
     scale_logits: bool = False
-    """Multiply the final hidden states by 1/√d_model before the unembedding. T5 does this if its embeddings are tied.
+    """Divide the final hidden states by √d_model before the unembedding.
+
+    T5 does this if its embeddings are tied.
     """
 
     dropout: Fraction = 0.0
@@ -187,20 +192,20 @@ class TransformerConfig(Config):
 
 
 class GPTConfig(TransformerConfig):
-    """Config of a decoder-only Transformer with causal attention."""
+    """Config for a decoder-only Transformer with causal attention."""
 
     family: Literal["gpt"] = "gpt"
     n_layers: Count
     """Number of Transformer blocks."""
     causal: bool = True
-    """Mask future positions. Without the mask, attention is bidirectional as in BERT (lecture A)."""
+    """Mask future positions. If False, attention is bidirectional, as in BERT (lecture A)."""
 
 
 class SentenceEmbedding(Config):
-    """Settings of a sentence-embedding model, as stored by sentence-transformers."""
+    """Sentence-embedding settings, which are stored in the same way as by sentence-transformers."""
 
     pooling: Pooling = Pooling.MEAN
-    """How token states are combined into one vector."""
+    """Method for combining the token states into one vector."""
     normalize: bool = False
     """Scale each vector to unit length."""
     max_tokens: Count | None = None
@@ -216,13 +221,13 @@ def _default_problem(fields: dict[str, Any]) -> ProblemType:
 
 
 class BERTConfig(TransformerConfig):
-    """Config of an encoder-only Transformer with optional pre-training and classification heads."""
+    """Config for an encoder-only Transformer with optional pre-training and classification heads."""
 
     family: Literal["bert"] = "bert"
     n_layers: Count
     """Number of Transformer blocks."""
     n_segments: int = Field(default=2, ge=0)
-    """Number of segment embeddings. 0 disables them (DistilBERT)."""
+    """Number of segment embeddings, or 0 to disable them (DistilBERT)."""
     activation: Activation = Activation.GELU
     norm_position: NormPosition = NormPosition.POST
     norm_eps: float = Field(default=1e-12, gt=0)
@@ -230,19 +235,19 @@ class BERTConfig(TransformerConfig):
     final_norm: bool = False
     unembedding_bias: bool = True
     pooler: bool = True
-    """Add a pooler, activation(W · [CLS]). The next-sentence and classification heads use its output."""
+    """Add a pooler, which computes activation(W · [CLS]) for the next-sentence and classification heads."""
     pooler_activation: PoolerActivation = PoolerActivation.TANH
-    """Activation of the pooler."""
+    """Activation function for the pooler."""
     masked_lm_head: bool = False
     """Add a masked language modeling head."""
     next_sentence_head: bool = False
     """Add a next-sentence prediction head."""
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Names of the classes, in the order of the outputs of the classification head."""
+    """Class names, in the order of the classification head's outputs."""
     n_classes: Count | None = Field(default_factory=_default_n_classes)
-    """Number of outputs of the classification head (default: the number of class names), or None for no head."""
+    """Number of classification outputs (default: the number of class names), or None for no classification head."""
     problem_type: ProblemType = Field(default_factory=_default_problem)
-    """Kind of classification problem (default: regression for one output, single-label for several)."""
+    """Kind of classification problem (default: regression for one output, single-label for several outputs)."""
     sentence_embedding: SentenceEmbedding | None = None
     """Sentence-embedding settings, or None if the model was not trained for sentence embeddings."""
 
@@ -250,7 +255,7 @@ class BERTConfig(TransformerConfig):
     def has_multiple_segments(self) -> bool:
         """Whether segment ids distinguish the two texts of a pair.
 
-        DistilBERT has no segment embeddings and RoBERTa has a single segment embedding for all tokens.
+        DistilBERT has no segment embeddings, and RoBERTa uses a single segment embedding for all tokens.
         """
         return self.n_segments > 1
 
@@ -280,7 +285,7 @@ class BERTConfig(TransformerConfig):
 
 
 class Seq2SeqConfig(TransformerConfig):
-    """Config of an encoder–decoder Transformer. The default values match arXiv:1706.03762."""
+    """Config for an encoder–decoder Transformer. The default values match arXiv:1706.03762."""
 
     family: Literal["seq2seq"] = "seq2seq"
     n_encoder_layers: Count
@@ -295,9 +300,9 @@ class Seq2SeqConfig(TransformerConfig):
     source_vocab_size: Count = Field(default_factory=lambda fields: fields["vocab_size"])
     """Number of source token ids (default: vocab_size)."""
     share_embeddings: bool = True
-    """Use the same token embedding for source and target, which must have the same vocabulary."""
+    """Share one token embedding between source and target, which must then use the same vocabulary."""
     d_patch: Count | None = None
-    """Number of values per image patch if the source is an image, or None if the source consists of token ids."""
+    """Number of values per image patch, or None if the source consists of token ids instead of an image."""
 
     @model_validator(mode="after")
     def _check_image_source(self) -> Self:
@@ -321,7 +326,7 @@ class Seq2SeqConfig(TransformerConfig):
 
 
 class RNNConfig(Config):
-    """Config of a bidirectional recurrent encoder and a recurrent decoder that attends to the encoder states."""
+    """Config for an RNN with a bidirectional encoder and a decoder that attends to the encoder states."""
 
     family: Literal["rnn"] = "rnn"
     vocab_size: Count
@@ -335,11 +340,11 @@ class RNNConfig(Config):
     n_decoder_layers: Count = 1
     """Number of recurrent decoder layers."""
     cell: CellKind = CellKind.GRU
-    """GRU or LSTM."""
+    """Kind of recurrent cell: GRU or LSTM."""
     attention: RNNAttentionScore = RNNAttentionScore.GENERAL
-    """Attention score function, or none."""
+    """Attention score function, or `none` for a decoder without attention."""
     context_length: Count = 1024
-    """Maximum sequence length. The recurrence itself has no limit."""
+    """Maximum sequence length. The recurrence itself does not limit the length."""
     tie_embeddings: bool = False
     """Use the target embedding matrix as the unembedding matrix."""
     dropout: Fraction = 0.0

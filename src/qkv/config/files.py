@@ -22,7 +22,7 @@ FAMILIES: dict[str, type[ModelConfig]] = {
 
 
 def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
-    """Create the model config whose class is named by `settings["family"]`."""
+    """Create a model config from a dictionary. The key `family` selects the config class."""
     family = settings.get("family")
     if family is None:
         raise ConfigError(f"family is missing; available families: {', '.join(FAMILIES)}")
@@ -33,7 +33,7 @@ def config_from_dict(settings: dict[str, Any]) -> ModelConfig:
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """Load a model config from a .json or .toml file. Its `family` key selects the config class."""
+    """Load a model config from a .json or .toml file. The key `family` selects the config class."""
     path = Path(path)
     try:
         settings = _parse_config_file(path)
@@ -50,7 +50,7 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def save_config(config: ModelConfig, path: str | Path) -> None:
-    """Write all fields to a .json or .toml file, including derived defaults."""
+    """Write all fields of a config, including derived defaults, to a .json or .toml file."""
     path = Path(path)
     settings = config.model_dump(mode="json", exclude_none=True)
     match path.suffix:

@@ -1,4 +1,4 @@
-"""Fine-tuning settings for classification and regression on labeled texts."""
+"""Settings for fine-tuning on labeled texts, for classification or regression."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -15,37 +15,46 @@ from qkv.errors import ConfigError
 class FinetuningSettings(Config):
     """Fine-tuning settings that do not depend on the model or the data files.
 
-    If epochs, batch_size or learning_rate is None, its value is chosen based on the data and model size.
+    If epochs, batch_size or learning_rate is None, a value is chosen based on the size of the data and the model.
     """
 
     text_columns: tuple[str, ...] = Field(default=(), max_length=2)
-    """Column of the text, or the two columns of a text pair (default: `text`, or `text_a` and `text_b`)."""
+    """Name of the text column, or of the two columns of a text pair (default: `text`, or `text_a` and `text_b`)."""
     label_column: str | None = None
-    """Column of the label (default: `label`, or `score` for regression if that column exists)."""
+    """Name of the label column (default: `label`, or `score` for regression if that column exists)."""
     problem_type: ProblemType = ProblemType.SINGLE_LABEL
     """Kind of classification problem."""
     n_train_rows: Count | None = None
-    """Train on a stratified random sample of this many rows, drawn separately for each seed. None uses all rows."""
+    """Number of rows in the stratified random training sample, or None to train on all rows.
+
+    A separate sample is drawn for each seed.
+    """
     truncate: bool = False
-    """Truncate texts that exceed the context length. If False, such texts raise an error."""
+    """Truncate texts that exceed the context length. If False, an error is raised for such texts."""
 
     from_scratch: bool = False
-    """Use only the architecture of the model and start from random weights."""
+    """Use only the model's architecture and start from random weights."""
     freeze: Literal["all"] | int = 0
-    """Freeze the embeddings and this many of the lowest layers, or `all` to train only the head. 0 freezes nothing."""
+    """Number of lowest layers to freeze along with the embeddings, or `all` to train only the head.
+
+    If 0, nothing is frozen.
+    """
     lora_rank: Count | None = None
-    """Rank of the LoRA adapters, or None to train the weights themselves."""
+    """Rank of the LoRA adapters, or None to train the weights directly."""
     layer_decay: float | None = Field(default=None, gt=0, le=1)
-    """Factor between the learning rates of a layer and the layer above it, or None for equal learning rates."""
+    """Ratio of each layer's learning rate to that of the layer above it, or None for equal learning rates."""
 
     n_seeds: Count = 1
-    """Number of runs, with consecutive seeds. The runs differ in head initialization, row order and dropout."""
+    """Number of runs, which use consecutive seeds.
+
+    The runs differ in head initialization, row order and dropout.
+    """
     seed: int = Field(default=0, ge=0)
     """First random seed."""
     epochs: Count | None = None
     """Number of passes over the training rows."""
     batch_size: Count | None = None
-    """Number of rows per update."""
+    """Number of rows per optimizer update."""
     learning_rate: float | None = Field(default=None, gt=0)
     """Peak learning rate."""
     dropout: Fraction = 0.1
@@ -53,7 +62,7 @@ class FinetuningSettings(Config):
     patience: Count | None = 5
     """Stop after this many evaluations without improvement. Each run has ten evaluations."""
     precision: Precision = Precision.AUTO
-    """Numeric precision of training."""
+    """Numeric precision used for training."""
     compile: bool = False
     """Compile the training step with torch.compile."""
 
@@ -71,14 +80,14 @@ class FinetuningSettings(Config):
 
 
 class FinetuningConfig(FinetuningSettings):
-    """Models, data files and settings of a fine-tuning experiment. Each model is fine-tuned with each seed."""
+    """Models, data files and settings for a fine-tuning experiment. Each model is fine-tuned with each seed."""
 
     models: tuple[str, ...] = Field(min_length=1)
     """Model names or folders."""
     train: str
-    """File of labeled training rows."""
+    """File with labeled training rows."""
     evaluation: str | None = None
-    """File of labeled evaluation rows, or None to hold out a tenth of the training rows."""
+    """File with labeled evaluation rows, or None to hold out a tenth of the training rows."""
 
     @model_validator(mode="after")
     def _check_models_differ(self) -> Self:

@@ -1,4 +1,4 @@
-"""Config of BERT's pre-training examples: token masking and next-sentence pairs."""
+"""Settings for creating BERT's pre-training examples: token masking and next-sentence pairs."""
 
 from math import ceil
 from typing import Self
@@ -10,10 +10,13 @@ from qkv.errors import ConfigError
 
 
 class MaskingConfig(Config):
-    """Masked language modeling and next-sentence prediction. The defaults are those of arXiv:1810.04805."""
+    """Settings for masked language modeling and next-sentence prediction. The defaults match arXiv:1810.04805."""
 
     next_sentence: bool = True
-    """Use pairs of segments, half of which come from different documents. If False, use single segments."""
+    """Use pairs of segments. If False, use single segments.
+
+    In half of the pairs, the two segments come from different documents.
+    """
     masked_fraction: float = Field(default=0.15, gt=0, lt=1)
     """Fraction of tokens to predict."""
     mask_token_fraction: float = Field(default=0.8, ge=0, le=1)
@@ -26,7 +29,7 @@ class MaskingConfig(Config):
     whole_word_masking: bool = False
     """Mask all tokens of a word together."""
     short_sequence_fraction: Fraction = 0.1
-    """Fraction of examples that are shorter than the maximum length, so that the model also sees short texts."""
+    """Fraction of examples to shorten so that the model also sees texts below the maximum length."""
 
     @model_validator(mode="after")
     def _check_fractions(self) -> Self:
@@ -40,7 +43,7 @@ class MaskingConfig(Config):
 
     @property
     def n_special_tokens(self) -> int:
-        """Number of special tokens per row: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+        """Number of special tokens per row: two in [CLS] A [SEP], or three in [CLS] A [SEP] B [SEP]."""
         return 3 if self.next_sentence else 2
 
     def max_masked_tokens(self, seq_len: int) -> int:

@@ -48,7 +48,7 @@ def _bert_config(n_layers: int, d_model: int, n_heads: int, vocab_size: int = 30
 
 
 def _transformer_2017(d_model: int, n_heads: int) -> Seq2SeqConfig:
-    """Create the config of arXiv:1706.03762: 37,000 joint subwords, no attention biases."""
+    """Create a config for the model of arXiv:1706.03762, with 37,000 joint subwords and no attention biases."""
     return Seq2SeqConfig(
         vocab_size=37000,
         context_length=512,
@@ -85,7 +85,8 @@ def _t5_small_config() -> Seq2SeqConfig:
 
 
 def _nano_settings(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    # At this width, weights with a standard deviation of 0.02 are so small that learning stalls for hundreds of steps.
+    # At this width, initial weights with a standard deviation of 0.02 are so small that learning stalls for hundreds of
+    # steps.
     common = {"vocab_size": 512, "context_length": 128, "d_model": 64, "n_heads": 4, "init_std": 0.05}
     return {**common, **changes}
 
@@ -129,7 +130,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:  # noqa: ANN401
-    """Return a named config with some fields changed, e.g. `preset("gpt2", context_length=256)`."""
+    """Return a preset config with some fields changed, e.g. `preset("gpt2", context_length=256)`."""
     if name not in PRESETS:
         raise ConfigError(
             f"unknown preset '{name}'{did_you_mean_suffix(name, list(PRESETS))}; "

@@ -1,4 +1,4 @@
-"""Training recipes: model, tokenizer, data and training settings in one TOML file."""
+"""Training recipes, which contain model, tokenizer, data and training settings in one TOML file."""
 
 import tomllib
 from pathlib import Path
@@ -19,27 +19,29 @@ C = TypeVar("C", bound=Config)
 
 
 class TokenizerConfig(Config):
-    """Tokenizer settings. The tokenizer is trained on the training text, or loaded from `path`."""
+    """Settings for the tokenizer, which is either trained on the training text or loaded from `path`."""
 
     kind: TokenizerKind = TokenizerKind.BPE
     """Tokenization algorithm."""
     vocab_size: Count = 4096
     """Maximum number of token ids, including special tokens."""
     lowercase: bool = False
-    """Convert text to lowercase and, for WordPiece, remove accents (as `uncased` models do)."""
+    """Convert text to lowercase and, for WordPiece, remove accents (as in `uncased` models)."""
     path: str | None = None
-    """Existing tokenizer to use instead of training one."""
+    """Path of an existing tokenizer to use instead of training one."""
 
 
 class DataConfig(Config):
-    """Data files. Paths are relative to the data folder and may contain `*`."""
+    """Data files for training and validation. Paths are relative to the data folder and may contain `*`."""
 
     train: tuple[str, ...] = Field(min_length=1)
     """Training files."""
     validation: tuple[str, ...] = ()
     """Validation files."""
     validation_fraction: float | None = Field(default=None, gt=0, lt=1)
-    """Fraction of the training text, taken from its end, to hold out for validation if there are no validation files.
+    """Fraction of the training text to hold out for validation if there are no validation files.
+
+    The held-out part is taken from the end of the text.
     """
 
     @model_validator(mode="after")
@@ -50,19 +52,19 @@ class DataConfig(Config):
 
 
 class Recipe(Config):
-    """Everything needed to reproduce a training run. The tokenizer determines the vocabulary size of the model."""
+    """All settings needed to reproduce a training run. The tokenizer determines the model's vocabulary size."""
 
     family: Literal["gpt", "bert", "seq2seq", "rnn"]
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: dict[str, Any]
     data: DataConfig
     pairs: PairsConfig | None = Field(default_factory=lambda fields: _default_pairs(fields.get("family", "")))
-    """Translation data settings (seq2seq and rnn only)."""
+    """Settings for translation data (seq2seq and rnn only)."""
     masking: MaskingConfig | None = Field(default_factory=lambda fields: _default_masking(fields.get("family", "")))
-    """Masking settings (bert only)."""
+    """Settings for masking (bert only)."""
     training: TrainingConfig
     init_from: str | None = None
-    """Model whose weights initialize the run."""
+    """Model whose weights are used to initialize the run."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -88,7 +90,7 @@ class Recipe(Config):
         return self
 
     def build_model_config(self, vocab_size: int) -> ModelConfig:
-        """Create the model config for a tokenizer with `vocab_size` ids."""
+        """Create the model config for a vocabulary of `vocab_size` tokens."""
         if "vocab_size" in self.model:
             raise ConfigError(
                 "model.vocab_size cannot be set because the tokenizer determines it; set tokenizer.vocab_size instead"
@@ -119,7 +121,7 @@ def load_recipe(path: str | Path, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 def load_toml_settings(kind: type[C], path: Path, overrides: tuple[str, ...] = ()) -> C:
-    """Load a config of any class from a TOML file and apply overrides such as `training.steps=200`."""
+    """Load a config of type `kind` from a TOML file and apply overrides such as `training.steps=200`."""
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,5 +149,5 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
     try:
         target[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # The value is not valid TOML, so it is treated as an unquoted string, as in schedule=linear.
+        # A value that is not valid TOML is treated as an unquoted string, as in schedule=linear.
         target[key] = text

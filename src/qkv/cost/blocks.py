@@ -1,9 +1,9 @@
 """List the operations of a stack of Transformer blocks.
 
 Each tensor saved for the backward pass is counted once, at the operation that produces it. The fused attention kernel
-saves its output and one float32 value per row. Eager attention saves the n×n weights twice: the output of softmax and
-the weights that are multiplied with the values. On a CPU, torch saves more in two cases: RMSNorm saves the normalized
-vectors, and with a learned bias (T5) the fused kernel falls back to n×n weights.
+saves its output and one float32 value per row. Eager attention saves two n×n tensors: the output of softmax and the
+weights that are multiplied with the values. On a CPU, torch saves more in two cases: RMSNorm saves the normalized
+vectors, and the fused kernel falls back to n×n weights if there is a learned bias (T5).
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,21 @@ from qkv.choices import Activation, AttentionKernel, HeadCombination, NormKind, 
 from qkv.config import TransformerConfig
 from qkv.cost.operation import MatMul, Operation, SavedTensors, linear_operation
 
-# Element-wise operations per element. Add, multiply, compare, exp, erf, tanh and divide count as one each.
+# Number of element-wise operations per element. Each addition, multiplication, comparison, exp, erf, tanh or division
+# counts as one operation.
 SOFTMAX_OPS = 5  # maximum, subtraction, exp, sum, division
 NORM_OPS = {NormKind.LAYER: 6, NormKind.RMS: 4}  # the bias of LayerNorm adds one
 ACTIVATION_OPS = {Activation.RELU: 1, Activation.GELU: 5, Activation.GELU_TANH: 9, Activation.SILU: 4}
 ROTARY_OPS = 4  # x·cos, negation, ·sin, addition
 SCORE_BIAS_POSITIONS = (PositionKind.ALIBI, PositionKind.RELATIVE)
-"""Position encodings that add a bias to the scores, one value per query–key pair and head."""
+"""Position encodings that add a bias to each attention score."""
 
 
 def attended_pairs(n_queries: int, n_keys: int, *, causal: bool, window: int | None) -> int:
-    """Count the unmasked (query, key) pairs. The queries are at the last positions of the keys."""
+    """Count the unmasked (query, key) pairs.
+
+    The queries are the last positions of the key sequence.
+    """
     if causal:
         reach = n_keys if window is None else window
         return _causal_pairs(n_keys, reach) - _causal_pairs(n_keys - n_queries, reach)
@@ -34,7 +38,7 @@ def attended_pairs(n_queries: int, n_keys: int, *, causal: bool, window: int | N
 
 
 def _causal_pairs(n: int, reach: int) -> int:
-    """Σ min(i, reach) for i = 1 … n."""
+    """Compute Σ min(i, reach) for i = 1 … n."""
     full = min(n, reach)
     return full * (full + 1) // 2 + (n - full) * reach
 
@@ -52,7 +56,7 @@ class BlockStack:
     causal: bool
     is_cached: bool = False
     n_source: int | None = None
-    """Source positions that cross-attention attends to. None means that there is no cross-attention."""
+    """Number of source positions for cross-attention, or None if the stack has no cross-attention."""
     kernel: AttentionKernel = AttentionKernel.FUSED
     on_gpu: bool = True
 
@@ -68,7 +72,7 @@ class BlockStack:
 
     @property
     def n_rows(self) -> int:
-        """Query positions of the full batch."""
+        """Total number of query positions in the batch."""
         return self.batch_size * self.n_queries
 
     def _attention_sublayer(self, sublayer: str) -> list[Operation]:
@@ -124,7 +128,7 @@ class BlockStack:
         return operations
 
     def _attention_core(self, sublayer: str) -> list[Operation]:
-        """List the scores, the softmax and the weighted sum of the values (mix)."""
+        """List the operations of attention: the scores, the softmax and the weighted sum of the values (mix)."""
         config, b, n = self.config, self.batch_size, self.n_queries
         is_self = sublayer == "attention"
         m = self.n_keys if is_self else self.n_source or 0
@@ -176,7 +180,7 @@ class BlockStack:
     def _saved_softmax_and_mask_tensors(
         self, n_scores: int, mask_elements: int, *, is_masked: bool, has_bias: bool
     ) -> SavedTensors:
-        """Tensors of size n×n, or of the statistics that replace them, saved for the backward pass."""
+        """Return the n×n tensors, or the statistics that replace them, that attention saves for the backward pass."""
         config = self.config
         rows = self.n_rows * config.n_heads
         is_learned = has_bias and config.positions is PositionKind.RELATIVE
@@ -199,7 +203,10 @@ class BlockStack:
         )
 
     def _saved_out_proj_input(self, head_output_elements: int) -> SavedTensors:
-        """Input of the output projection. Pooled heads are summed first, and the fused kernel also saves its output."""
+        """Return the tensors saved for the backward pass of the output projection.
+
+        Pooled heads are summed before the projection, and the fused kernel also saves its own output.
+        """
         if self.config.head_combination is HeadCombination.SPLIT:
             return SavedTensors(elements=head_output_elements)
         kernel_output = head_output_elements if self.kernel is AttentionKernel.FUSED else 0
@@ -236,7 +243,7 @@ class BlockStack:
         hidden = rows * config.d_ff
         shared = {"rows": rows, "bias": config.feed_forward_bias, "copies": self.n_layers}
         up = {**shared, "d_in": config.d_model, "d_out": config.d_ff}
-        # The gradient of ReLU needs only its output. The other activations need their input.
+        # The gradient of ReLU requires only its output. The gradients of the other activations require their input.
         saved_input = SavedTensors(autocast_elements=rows * config.d_model)
         is_relu = config.activation is Activation.RELU
         saved_activation_input = saved_input if is_relu else saved_input + SavedTensors(elements=hidden)
@@ -275,10 +282,11 @@ class BlockStack:
 
 
 def norm_operation(config: TransformerConfig, part: str, *, rows: int, on_gpu: bool, copies: int = 1) -> Operation:
-    """LayerNorm or RMSNorm over `rows` vectors.
+    """Build the operation for LayerNorm or RMSNorm over `rows` vectors.
 
-    It saves the input of the next matmul and one or two statistics per row. The input of the norm is counted at the
-    operation that produces it. RMSNorm on a CPU consists of several kernels, which also save the normalized vectors.
+    The operation saves the input of the next matmul and one or two statistics per row. The input of the norm is counted
+    at the operation that produces it. On a CPU, RMSNorm consists of several kernels, which also save the normalized
+    vectors.
     """
     is_layer_norm = config.norm is NormKind.LAYER
     has_bias = is_layer_norm and config.norm_bias

@@ -1,4 +1,4 @@
-"""Measured times of the kernels of a device at a grid of sizes, stored as JSON."""
+"""Tables of measured kernel times for a device, stored as JSON."""
 
 import json
 import math
@@ -24,11 +24,14 @@ GridSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class TimingTable(Config):
-    """Seconds at every combination of the sizes on the axes. The last axis varies fastest."""
+    """A table of measured times in seconds, with one entry for each combination of sizes.
+
+    The last axis varies fastest.
+    """
 
     axes: tuple[tuple[GridSize, ...], ...]
     exponents: tuple[int, ...] = ()
-    """Power of each size by which the time grows beyond the grid (default: 1)."""
+    """Exponent for each axis that determines how the time grows beyond the grid (default: 1)."""
     seconds: tuple[Seconds, ...]
 
     @model_validator(mode="after")
@@ -47,11 +50,11 @@ class TimingTable(Config):
 
     @property
     def min_seconds(self) -> float:
-        """Smallest measured time, the fixed cost of a call."""
+        """The smallest measured time, used as the fixed cost of a call."""
         return min(self.seconds)
 
     def interpolate(self, *sizes: int | float) -> float:
-        """Return the time at any sizes.
+        """Return the estimated time for arbitrary sizes.
 
         Between grid points, the time follows a power law (linear interpolation of the logarithms). Above the grid, the
         time grows according to `exponents`. Below the grid, it is constant.
@@ -80,10 +83,10 @@ class TimingTable(Config):
 
 
 class LaunchOverhead(Config):
-    """Seconds that a CPU takes to launch the kernels of a step."""
+    """CPU time in seconds to launch the kernels of a step."""
 
     base: float = Field(ge=0, allow_inf_nan=False)
-    """Seconds outside the layers."""
+    """Seconds spent outside the layers."""
     per_layer: float = Field(ge=0, allow_inf_nan=False)
     """Seconds per layer, or per encoder layer in models with an encoder and a decoder."""
     per_decoder_layer: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -91,17 +94,18 @@ class LaunchOverhead(Config):
 
 
 class Calibration(Config):
-    """Timing tables and launch overheads of one device.
+    """Timing tables and launch overheads of a device.
 
-    Table names combine the kernel and the pass: `matmul.infer` (forward), `matmul.train` (forward and backward).
+    Each table name combines a kernel with a pass: `matmul.infer` (forward only) or `matmul.train` (forward and
+    backward).
     """
 
     format: int = FORMAT
     device: str
     kind: str
-    """cpu or cuda."""
+    """Device type: `cpu` or `cuda`."""
     dtype: Precision
-    """Precision of inference. A GPU calibrated in 16 bits trains in mixed precision."""
+    """Precision for inference. A GPU that is calibrated in 16 bits trains in mixed precision."""
     n_threads: int = Field(ge=1)
     torch_version: str
     duration: float = Field(ge=0)
@@ -119,7 +123,7 @@ class Calibration(Config):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the device computes while the CPU launches further kernels."""
+        """True if the device can compute while the CPU launches further kernels."""
         return self.kind == "cuda"
 
     @property
@@ -127,11 +131,11 @@ class Calibration(Config):
         return self.dtype.training_precision
 
     def is_for_device(self, device: str) -> bool:
-        """Return whether `device`, a full name or a short name such as h200 or cpu, is the calibrated device."""
+        """Return True if `device` is the calibrated device, given its full name or a short name such as h200 or cpu."""
         return device == self.device or (" " not in device and matches_device(device, self.device))
 
     def check_precision(self, mode: Mode, dtype: Precision) -> None:
-        """Raise `InputError` if the calibration does not cover this mode in this precision."""
+        """Raise `InputError` if the calibration does not support this combination of mode and precision."""
         calibrated = self.training_dtype if mode is Mode.TRAIN else self.dtype
         if dtype is not calibrated:
             raise InputError(
@@ -154,14 +158,17 @@ class Calibration(Config):
 
 @dataclass
 class TimingTableBuilder:
-    """Collects measurements for a `TimingTable`. Points that are too expensive to measure may be left out."""
+    """A builder that collects measurements for a `TimingTable`.
+
+    Points that are too expensive to measure may be omitted.
+    """
 
     axes: tuple[tuple[int | float, ...], ...]
     exponents: tuple[int, ...] = ()
     measured: dict[tuple[int | float, ...], float] = field(default_factory=dict)
 
     def build(self) -> TimingTable:
-        """Build the table. Missing points are extrapolated from the next smaller sizes."""
+        """Build the table, extrapolating missing points from the next smaller sizes."""
         seconds: dict[tuple[int | float, ...], float] = {}
         for point in product(*self.axes):
             seconds[point] = (
@@ -172,7 +179,7 @@ class TimingTableBuilder:
     def _min_extrapolation_over_axes(
         self, point: tuple[int | float, ...], seconds: dict[tuple[int | float, ...], float]
     ) -> float:
-        """Return the smallest of the extrapolations along the axes."""
+        """Extrapolate the time along each axis and return the smallest result."""
         candidates = []
         for dim, axis in enumerate(self.axes):
             i = axis.index(point[dim])
@@ -184,7 +191,7 @@ class TimingTableBuilder:
 
 
 def merge_fastest(first: Mapping[str, TimingTable], second: Mapping[str, TimingTable]) -> dict[str, TimingTable]:
-    """Merge two sets of tables. Where both have a table, keep the smaller time of each point."""
+    """Merge two sets of tables. If a table is in both sets, keep the smaller time at each point."""
     merged = {
         name: table.replace(seconds=tuple(map(min, table.seconds, first[name].seconds))) if name in first else table
         for name, table in second.items()
@@ -193,14 +200,14 @@ def merge_fastest(first: Mapping[str, TimingTable], second: Mapping[str, TimingT
 
 
 def default_calibration_path(device: str, dtype: Precision) -> Path:
-    """Return the default file of a calibration, in the cache folder of the user."""
+    """Return the default path of a calibration file in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     return (Path(cache) if cache else Path.home() / ".cache") / "qkv" / f"calibration-{slug}-{dtype.value}.json"
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Write a calibration as JSON, creating missing parent folders."""
+    """Write the calibration to a JSON file and create missing parent folders."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(calibration.model_dump(mode="json")) + "\n", encoding="utf-8")
@@ -237,13 +244,13 @@ def list_calibrations() -> list[Path]:
 
 
 def find_newest_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
-    """Return the newest calibration for this mode, precision and device, or None if there is none."""
+    """Return the newest calibration for the given mode, precision and device, or None if there is none."""
     for path in list_calibrations():
         try:
             calibration = load_calibration(path)
             calibration.check_precision(mode, dtype)
         except InputError:
-            continue  # written for another precision or by an older version
+            continue  # the file is for another precision or was written by an older version
         if device is None or calibration.is_for_device(device):
             return calibration
     return None

@@ -1,4 +1,4 @@
-"""Published peak rates, bandwidth and memory of common devices, each with its source."""
+"""Published peak FLOP/s, memory bandwidth and memory size of common devices, with sources."""
 
 import re
 from dataclasses import dataclass
@@ -9,25 +9,28 @@ from qkv.errors import InputError
 
 _TERA, _GIGA = 1e12, 1e9
 USABLE_MEMORY_FRACTION = 0.92
-"""Fraction of device memory available to tensors. The driver, the allocator and libraries use the rest."""
+"""Fraction of device memory that is available to tensors. The driver, the allocator and libraries use the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """Datasheet values of a device. Rates are peak FLOP/s of dense matmuls, which real programs do not reach."""
+    """Specifications from a device's datasheet.
+
+    The FLOP/s are peak rates for dense matmuls, which real programs do not reach.
+    """
 
     name: str
     title: str
     float32: float
-    """Peak FLOP/s in float32, without TF32, which torch disables by default."""
+    """Peak float32 FLOP/s without TF32, which torch disables by default."""
     half: float
-    """Peak FLOP/s in float16 and bfloat16 with float32 accumulation."""
+    """Peak FLOP/s for float16 and bfloat16 inputs with float32 accumulation."""
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     memory: float
-    """Memory in bytes."""
+    """Memory size in bytes."""
     link_bandwidth: float
-    """Bandwidth to other devices of the same machine, in bytes per second and direction."""
+    """Bandwidth to other devices in the same machine, in bytes per second in each direction."""
     source: str
 
     @property
@@ -35,7 +38,7 @@ class DeviceSpec:
         return USABLE_MEMORY_FRACTION * self.memory
 
     def peak_flops(self, dtype: Precision) -> float:
-        """Peak FLOP/s of matmuls in this precision."""
+        """Return the peak matmul FLOP/s in the given precision."""
         return self.float32 if dtype is Precision.FLOAT32 else self.half
 
     @property
@@ -43,7 +46,7 @@ class DeviceSpec:
         return DeviceType.CPU if self.name == "cpu" else DeviceType.CUDA
 
     def default_dtype(self, mode: Mode) -> Precision:
-        """Default precision: float32 on a CPU, bfloat16 on a GPU, and mixed precision for training on a GPU."""
+        """Return the default precision: float32 on a CPU, mixed for training on a GPU, and bfloat16 otherwise."""
         inference = Precision.FLOAT32 if self.device_type is DeviceType.CPU else Precision.BFLOAT16
         return inference.training_precision if mode is Mode.TRAIN else inference
 
@@ -135,7 +138,7 @@ DEVICES: dict[str, DeviceSpec] = {device.name: device for device in _DEVICE_LIST
 
 
 def matches_device(name: str, full_name: str) -> bool:
-    """Return whether a short name such as h200 refers to the device with this full name, such as NVIDIA H200."""
+    """Return True if a short name such as h200 matches a full device name such as NVIDIA H200."""
     return re.search(rf"{re.escape(name)}(?!\d)", full_name.lower().replace(" ", "")) is not None
 
 

@@ -1,4 +1,4 @@
-"""Estimate parameters, FLOPs, memory and memory traffic of one step from a model config."""
+"""Estimate the parameters, FLOPs, memory and memory traffic of one step from a model config."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ CONVENTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Cost of one step.
+    """The estimated cost of one step.
 
-    The repr is a readable report, `as_dict` returns the same numbers as plain data, and `operation_rows` returns one
+    The repr is a readable report. `as_dict` returns the same numbers as plain data, and `operation_rows` returns one
     row per operation.
     """
 
@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def launches(self) -> list[KernelLaunch]:
-        """Kernels of the step, ordered by phase."""
+        """The kernels that the step launches, ordered by phase."""
         update = (
             self.update.clipping_and_update_launches(self.workload.dtype) if self.workload.mode is Mode.TRAIN else []
         )
@@ -59,7 +59,7 @@ class Estimate:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: FLOPs per byte moved in the forward pass with the kernel of the workload."""
+        """Arithmetic intensity of the forward pass in FLOPs per byte, using the attention kernel of the workload."""
         is_fused = self.workload.kernel is AttentionKernel.FUSED
         return self.flops.forward / (self.traffic.forward_fused if is_fused else self.traffic.forward_unfused)
 
@@ -78,9 +78,10 @@ class Estimate:
         }
 
     def operation_rows(self, *, peak: float | None = None, bandwidth: float | None = None) -> list[dict[str, Any]]:
-        """Return one flat dict per operation, summed over its runs, for example for a DataFrame.
+        """Return the costs of each operation, summed over its runs, as a list of flat dicts.
 
-        With the peak (FLOP/s) and bandwidth (bytes/s) of a device, each row also has `bound_by`: `compute` or `memory`.
+        The list can be passed to a DataFrame. If a device's peak (FLOP/s) and bandwidth (bytes/s) are given, each row
+        also contains `bound_by`, which is `compute` or `memory`.
         """
         if (peak is None) != (bandwidth is None):
             raise ConfigError(
@@ -112,7 +113,7 @@ class Estimate:
 
     @property
     def title(self) -> str:
-        """Model family and workload in one line."""
+        """A one-line description of the model family and workload."""
         workload = self.workload
         source = f" from {workload.n_source:,}" if isinstance(self.config, Seq2SeqConfig | RNNConfig) else ""
         new = "" if workload.n_new_tokens is None else f" + {workload.n_new_tokens:,} new"
@@ -123,7 +124,7 @@ class Estimate:
 
 
 def operation_row(op: Operation, workload: Workload) -> dict[str, Any]:
-    """Return the costs of an operation as a flat dict. `intensity` refers to the forward pass."""
+    """Return the costs of an operation as a flat dict, in which `intensity` refers to the forward pass."""
     is_training = workload.mode is Mode.TRAIN
     casts = sum(op.weight_cast_bytes_moved(workload.dtype)) * op.copies
     unfused, fused = (
@@ -173,7 +174,7 @@ def estimate(
     sharding: Sharding | str = Sharding.DDP,
     device_type: DeviceType | str = DeviceType.CUDA,
 ) -> Estimate:
-    """Estimate the cost of one step of a config or preset, without allocating anything.
+    """Estimate the cost of one step for a config or preset, without allocating any tensors.
 
     `seq_len` defaults to the context length of the model. See `Workload` for the other settings.
     """
@@ -200,7 +201,7 @@ def estimate(
 
 
 def estimate_workload(config: ModelConfig, workload: Workload) -> Estimate:
-    """Estimate the cost of one step of a model under a workload."""
+    """Estimate the cost of one step of a model for the given workload."""
     operations = list_operations(config, workload)
     parameters = count_parameters(config)
     update = split_device_parameters_by_optimizer(operations, parameters.total, workload)

@@ -1,4 +1,4 @@
-"""Explain the costs of a model in words: attention crossover, decode intensity, and comparison with RNNs."""
+"""Explain a model's costs in words: attention crossover, decode intensity, and comparison with RNNs."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,17 +15,20 @@ AnyTransformerConfig = GPTConfig | BERTConfig | Seq2SeqConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCrossover:
-    """Shortest sequence length at which scores and mix cost at least as much as the rest of a block."""
+    """The shortest sequence length at which scores and mix cost at least as much as the rest of a block."""
 
     executed: int
-    """Length if all pairs are counted, including masked pairs."""
+    """The crossover length if all query–key pairs are counted, including masked pairs."""
     useful: int | None
-    """Length if only unmasked pairs are counted. None means that attention never costs as much as the rest."""
+    """The crossover length if only unmasked pairs are counted, or None if attention never costs as much as the rest."""
 
 
 def attention_crossover(config: AnyTransformerConfig) -> AttentionCrossover:
-    """Find the crossover for self-attention, in the encoder if the model has an encoder and a decoder."""
-    # With one token, the scores and mix have the cost of one pair, and the rest has the cost of one token.
+    """Find the crossover length for self-attention.
+
+    In models with an encoder and a decoder, this is the crossover in the encoder.
+    """
+    # With a single token, the scores and mix cost as much as one pair, and the rest costs as much as one token.
     operations = list_operations(config.replace(sliding_window=None), Workload(batch_size=1, seq_len=1))
     block = [op for op in operations if op.is_block and not op.part.startswith("decoder.")]
     flops_per_pair = sum(op.flops for op in block if op.is_attention_core)
@@ -54,18 +57,21 @@ def attention_crossover(config: AnyTransformerConfig) -> AttentionCrossover:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """Cost of one layer of width `d` on `n` tokens."""
+    """The cost of one layer of width `d` for `n` tokens."""
 
     name: str
     flops: int
     formula: str
     sequential_steps: int
-    """Number of matmuls that depend on each other and cannot run in parallel over the tokens."""
+    """Number of sequential matmuls, each of which depends on the previous one."""
     parameters: int
 
 
 def compare_attention_with_rnn_costs(n: int, d: int, *, batch_size: int = 1) -> list[LayerCost]:
-    """Compare self-attention with RNN layers, as lecture E does: n²d in O(1) steps versus nd² in O(n) steps."""
+    """Compare the costs of self-attention and RNN layers as in lecture E.
+
+    Self-attention takes n²d operations in O(1) steps, and an RNN layer takes nd² operations in O(n) steps.
+    """
     b = batch_size
     costs = [
         LayerCost(
@@ -97,7 +103,7 @@ def compare_attention_with_rnn_costs(n: int, d: int, *, batch_size: int = 1) -> 
 
 
 def explain_crossover_intensity_or_recurrence(config: ModelConfig, workload: Workload) -> list[str]:
-    """Return sentences that explain the costs of this model and workload."""
+    """Explain the costs of this model and workload in a list of sentences."""
     if isinstance(config, RNNConfig):
         steps = f"{workload.n_source:,} encoder steps, then {workload.final_seq_len:,} decoder steps"
         return [f"The steps of an RNN are sequential: {steps}. Self-attention takes 1 step per layer."]
@@ -129,10 +135,10 @@ def _format_length(n: int, d_model: int) -> str:
 
 
 def _describe_decode_intensity(config: AnyTransformerConfig, workload: Workload) -> str:
-    """FLOPs per byte of weights and cache in the blocks.
+    """Describe how many FLOPs a decode step performs per byte of weights and cache in the blocks.
 
     With a batch size of 1, 16 bits and h_kv = h, the ratio is exactly 1. As the batch size grows, the weights matter
-    less and the ratio approaches the ratio for the cache only.
+    less, and the ratio approaches the value for the cache only.
     """
     blocks = [op for op in list_operations(config, workload) if op.is_block and op.matmul is not None]
     flops = sum(op.flops for op in blocks)

@@ -1,4 +1,4 @@
-"""FLOP counts of a step: exact for matmuls, with element-wise operations counted separately."""
+"""Count the FLOPs of a step: matmuls exactly, and element-wise operations separately."""
 
 from dataclasses import asdict, dataclass
 
@@ -11,9 +11,9 @@ from qkv.cost.workload import Mode, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Matmul FLOPs of a step, 2 per multiply–add.
+    """The matmul FLOPs of a step. Each multiply–add counts as 2 FLOPs.
 
-    The `useful` counts leave out the masked query–key pairs, which an unmasked kernel computes as well.
+    The `useful` counts exclude masked query–key pairs, which an unmasked kernel also computes.
     """
 
     forward: int
@@ -21,11 +21,11 @@ class Flops:
     backward: int = 0
     useful_backward: int = 0
     recomputed: int = 0
-    """Forward FLOPs repeated in the backward pass: QKᵀ in the fused kernel, and checkpointed blocks."""
+    """Forward FLOPs that are repeated in the backward pass: QKᵀ in the fused kernel, and checkpointed blocks."""
     decode: int = 0
-    """The part of `forward` that belongs to the decode steps of a generation."""
+    """The portion of `forward` that comes from the decode steps of a generation."""
     elementwise: int = 0
-    """Element-wise operations of the forward pass: softmax, norms, activations, biases and additions."""
+    """Element-wise operations in the forward pass: softmax, norms, activations, biases and additions."""
 
     @property
     def total(self) -> int:
@@ -45,7 +45,7 @@ def count_flops(config: ModelConfig, workload: Workload) -> Flops:
 
 
 def sum_flops(operations: list[Operation], workload: Workload) -> Flops:
-    """Sum the FLOPs of all operations of a step."""
+    """Sum the FLOPs of all operations in a step."""
     is_training = workload.mode is Mode.TRAIN
     return Flops(
         forward=sum(op.flops for op in operations),
@@ -59,11 +59,11 @@ def sum_flops(operations: list[Operation], workload: Workload) -> Flops:
 
 
 def flops_recomputed_in_backward(op: Operation, workload: Workload) -> int:
-    """Forward FLOPs of an operation that are repeated in the backward pass."""
+    """Return the forward FLOPs of an operation that are repeated in the backward pass."""
     flops = 0
     if workload.activation_checkpointing and op.is_block:
         flops += op.flops
-    # The fused attention kernel does not save the scores, so its backward pass computes them again.
+    # The fused attention kernel does not save the scores, so its backward pass recomputes them.
     if workload.kernel is AttentionKernel.FUSED and op.is_attention_core and op.name == "scores":
         flops += op.flops
     return flops

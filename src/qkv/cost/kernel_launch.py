@@ -1,4 +1,4 @@
-"""Kernels that a step launches, with the FLOPs and bytes of each."""
+"""List the kernels that a step launches, with the FLOPs and bytes of each kernel."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,27 +13,31 @@ from qkv.cost.workload import Mode, Precision, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLaunch:
-    """A kernel, or a few kernels launched together. Sizes refer to one run, `flops` and `n_bytes` to all `runs`."""
+    """A kernel, or a few kernels launched together.
+
+    Sizes refer to one run, whereas `flops` and `n_bytes` are totals over all `runs`.
+    """
 
     part: str
     name: str
     phase: Phase
     runs: int
-    """Layers × steps."""
+    """Number of runs: layers × steps."""
     kernels: int = 1
     """Approximate number of kernels that eager torch launches per run."""
     matmuls: tuple[MatMul, ...] = ()
     unmasked_fraction: Fraction = Fraction(1)
-    """Fraction of the matmuls that is not masked."""
+    """Fraction of the matmul work that is not masked."""
     skipped_macs: int = 0
-    """Multiply–adds, over all runs, that are not computed: gradients of the zero initial state of an RNN."""
+    """Multiply–adds over all runs that are not computed because they belong to the gradients of an RNN's zero initial
+    state."""
     elementwise: int = 0
     bytes_read: int
     bytes_written: int
 
     @property
     def n_kernels(self) -> int:
-        """Number of kernels launched over all runs."""
+        """Number of kernels launched in all runs."""
         return self.kernels * self.runs
 
     @property
@@ -54,11 +58,11 @@ class KernelLaunch:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: FLOPs per byte, including element-wise operations."""
+        """Arithmetic intensity in FLOPs per byte, including element-wise operations."""
         return (self.flops + self.elementwise_flops) / self.n_bytes if self.n_bytes else 0.0
 
     def bound_by(self, *, peak: float, bandwidth: float) -> str:
-        """Limiting resource on a device with this peak (FLOP/s) and bandwidth (bytes/s): `compute` or `memory`."""
+        """Return the limiting resource, `compute` or `memory`, for the given peak (FLOP/s) and bandwidth (bytes/s)."""
         return "compute" if self.flops * bandwidth > self.n_bytes * peak else "memory"
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +83,10 @@ class KernelLaunch:
 
 
 def list_kernel_launches(operations: Iterable[Operation], workload: Workload) -> list[KernelLaunch]:
-    """List the kernels of a step, ordered by phase. Fused attention is one launch for scores, softmax and mix."""
+    """List the kernels of a step, ordered by phase.
+
+    Fused attention counts as one launch that computes the scores, softmax and mix.
+    """
     is_fused = workload.kernel is AttentionKernel.FUSED
     forward: list[KernelLaunch] = []
     backward: list[KernelLaunch] = []
@@ -99,14 +106,17 @@ def list_kernel_launches(operations: Iterable[Operation], workload: Workload) ->
 
 
 def _split_attention_cores(operations: list[Operation]) -> list[list[Operation]]:
-    """Split consecutive attention cores into groups of scores, softmax and mix."""
+    """Split a list of consecutive attention operations into groups of scores, softmax and mix."""
     return [operations[i : i + 3] for i in range(0, len(operations), 3)]
 
 
 def _single_operation_forward_launches_with_cast(
     operations: list[Operation], dtype: Precision, phase: Phase | None = None
 ) -> list[KernelLaunch]:
-    """List the kernels of a single operation, preceded by the cast of its weight under autocast."""
+    """List the forward kernels of a single operation.
+
+    Under autocast, the cast of the weight comes first.
+    """
     (op,) = operations
     bytes_read, bytes_written = op.forward_bytes(dtype, fused=False)
     launch = KernelLaunch(
@@ -124,7 +134,7 @@ def _single_operation_forward_launches_with_cast(
     cast_read, cast_written = op.weight_cast_bytes_moved(dtype)
     if not cast_written:
         return [launch]
-    # autocast caches the 16-bit weight, so the cast runs once per pass.
+    # Autocast caches the 16-bit weight, so the cast runs once per pass.
     cast = replace(
         launch,
         name=f"cast {op.name}",
@@ -141,7 +151,7 @@ def _single_operation_forward_launches_with_cast(
 def _fused_attention_forward_launches(
     operations: list[Operation], dtype: Precision, phase: Phase | None = None
 ) -> list[KernelLaunch]:
-    """Combine scores, softmax and mix into one launch of the fused attention kernel."""
+    """Combine the scores, softmax and mix into one launch of the fused attention kernel."""
     first = operations[0]
     n_bytes = [op.forward_bytes(dtype, fused=True) for op in operations]
     launch = KernelLaunch(
@@ -160,7 +170,10 @@ def _fused_attention_forward_launches(
 
 
 def _single_operation_backward_launches(operations: list[Operation], dtype: Precision) -> list[KernelLaunch]:
-    """List the backward kernels of a single operation. A matmul has two gradients."""
+    """List the backward kernels of a single operation.
+
+    The backward pass of a matmul computes two gradients.
+    """
     (op,) = operations
     bytes_read, bytes_written = op.backward_bytes(dtype, fused=False)
     launch = KernelLaunch(
@@ -168,7 +181,7 @@ def _single_operation_backward_launches(operations: list[Operation], dtype: Prec
         name=op.name,
         phase=Phase.BACKWARD,
         runs=op.runs,
-        # Two matmuls, and a sum for the gradient of a bias.
+        # Two matmuls, plus a sum for the gradient of a bias.
         kernels=op.kernels * (1 if op.matmul is None else 2 + (op.elementwise > 0)),
         matmuls=() if op.matmul is None else op.matmul.gradients,
         unmasked_fraction=op.unmasked_fraction,
@@ -181,9 +194,9 @@ def _single_operation_backward_launches(operations: list[Operation], dtype: Prec
 
 
 def _fused_attention_backward_launches(operations: list[Operation], dtype: Precision) -> list[KernelLaunch]:
-    """Backward launch of fused attention, which computes QKᵀ again.
+    """Build the backward launch of fused attention, which recomputes QKᵀ.
 
-    It reads Q, K, V, the output and its gradient, and writes three gradients.
+    The kernel reads Q, K, V, the output and its gradient, and writes three gradients.
     """
     (forward,) = _fused_attention_forward_launches(operations, dtype)
     scores, mix = forward.matmuls

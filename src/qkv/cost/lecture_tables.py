@@ -1,6 +1,6 @@
-"""The two cost tables of lecture E, with its O(·) terms next to the exact numbers of a model.
+"""Build the two cost tables of lecture E, with its O(·) terms next to exact numbers for a model.
 
-In the lecture, m is the number of heads. Here, h is the number of heads and m is the length of the source.
+In the lecture, m is the number of heads. In this module, h is the number of heads and m is the length of the source.
 """
 
 from collections.abc import Iterable
@@ -22,25 +22,25 @@ ENCODER_DECODER_ERRATUM = (
     "target, m² belongs to the encoder."
 )
 TOTALS = {False: ("bnd² + bn²d", "bnd + bhn² + d²"), True: ("bd² + bnd", "bhn + bnd + d²")}
-"""The totals of lecture E (operations and IO), for a full sequence (False) and for a decode step (True)."""
+"""Totals of operations and IO in lecture E, for a full sequence (False) and for a decode step (True)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LectureRow:
-    """One row of a table: the O(·) terms of lecture E and the exact numbers, summed over all layers."""
+    """A row of a cost table, with the O(·) terms of lecture E and the exact numbers summed over all layers."""
 
     name: str
     order: str
-    """O(·) of the operations, empty if the lecture has no such row."""
+    """Complexity of the operations in O(·) notation, or an empty string if the lecture has no such row."""
     io_order: str
-    """O(·) of the IO, empty if the lecture has no such row."""
+    """Complexity of the IO in O(·) notation, or an empty string if the lecture has no such row."""
     flops: int
     elementwise: int
     unfused_elements: int
-    """Elements read and written without fusion."""
+    """Number of elements read and written without kernel fusion."""
     unfused_bytes: int
     kernel_bytes: int
-    """Bytes read and written with the kernel of the workload. Fused attention never writes the scores."""
+    """Number of bytes read and written by the workload's attention kernel. Fused attention never writes the scores."""
     parameters: int
 
     @property
@@ -69,7 +69,7 @@ class LectureRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LectureTable:
-    """The rows of one pass. A generation has two tables: prefill and decode steps."""
+    """A cost table for one pass. A generation has two tables: one for the prefill and one for the decode steps."""
 
     title: str
     rows: tuple[LectureRow, ...]
@@ -82,7 +82,8 @@ _ACTIVATION_NAMES = {
     Activation.GELU_TANH: "GELU",
     Activation.SILU: "SiLU",
 }
-# Each row: name, part, operations, then O(·) and O(·) of the IO for a full sequence and for a decode step.
+# Each row lists the name, the part, the operations, and the O(·) terms of the operations and IO, first for a full
+# sequence and then for a decode step.
 _SELF_ATTENTION_ROWS = (
     (
         "xW_Q, xW_K, xW_V",
@@ -135,7 +136,7 @@ _RNN_ROWS = (
 
 
 def lecture_tables(estimate: Estimate) -> list[LectureTable]:
-    """Build the table of the forward pass, or of the prefill and the decode steps of a generation."""
+    """Build the table of the forward pass, or the tables of the prefill and decode steps of a generation."""
     is_generation = estimate.workload.mode is Mode.GENERATE
     phases = (Phase.PREFILL, Phase.DECODE) if is_generation else (None,)
     tables = []
@@ -147,7 +148,7 @@ def lecture_tables(estimate: Estimate) -> list[LectureTable]:
 
 
 def lecture_errata(config: ModelConfig) -> list[str]:
-    """List the errors of the slides that concern the rows of this model."""
+    """List the errors in the lecture slides that affect the rows of this model."""
     if isinstance(config, RNNConfig):
         return []
     return [*LECTURE_ERRATA, ENCODER_DECODER_ERRATUM] if config.family == "seq2seq" else list(LECTURE_ERRATA)
@@ -156,7 +157,7 @@ def lecture_errata(config: ModelConfig) -> list[str]:
 def count_attention_matrix_parameters(config: TransformerConfig, n_layers: int) -> int:
     """Count the parameters of W_Q, W_K, W_V and W_O without biases.
 
-    With split heads the count is 4·L·d². The slide of lecture C omits the factor 4.
+    With split heads, the count is 4·L·d². The slide in lecture C omits the factor of 4.
     """
     d, queries = config.d_model, config.n_heads * config.d_head
     keys_and_values = config.n_kv_heads * (config.d_head + config.d_value)
@@ -195,7 +196,7 @@ def _activation_name(config: ModelConfig) -> str:
 
 
 def _build_rows_outside_lecture(estimate: Estimate, operations: list[Operation]) -> list[LectureRow]:
-    """Build rows for the operations that the lecture does not cover."""
+    """Build rows for the operations that lecture E does not cover."""
     groups: dict[str, list[Operation]] = {}
     for op in operations:
         if op.name == "lookup":

@@ -1,4 +1,4 @@
-"""Memory of a step by category, and its peak."""
+"""Estimate the memory of a step by category, and its peak."""
 
 from dataclasses import asdict, dataclass
 
@@ -12,16 +12,17 @@ from qkv.cost.training_memory import loss_block_embedding_peak_bytes, saved_reco
 from qkv.cost.workload import Mode, Precision, Sharding, Workload
 
 CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
-"""cuBLAS workspaces that torch allocates on Hopper and Blackwell: 32 MiB each for the forward and backward thread."""
+"""Size of the cuBLAS workspaces that torch allocates on Hopper and Blackwell: 32 MiB each for the forward and backward
+threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on each device by category.
+    """Estimated memory per device in bytes, by category.
 
     Weights, gradients, optimizer state and cache are exact. In training, activations are the tensors that autograd
-    saves for the backward pass, each counted once. In inference, they are the peak within a pass (see
-    `peak_activations`). The peak is the largest total at any time of the step (see `training_memory`) and includes
+    saves for the backward pass, each counted once. In inference, activations are the peak within a pass (see
+    `peak_activations`). The peak is the largest total at any time during the step (see `training_memory`) and includes
     the input ids.
     """
 
@@ -35,10 +36,10 @@ class MemoryEstimate:
     """Optimizer state: two moments per parameter for AdamW, one for Muon."""
     activations: int = 0
     temporaries: int = 0
-    """Temporary tensors at the peak: logits of the loss, gradients in flight, copies made by the optimizer."""
+    """Temporary tensors at the peak: logits in the loss, gradients in flight, and copies made by the optimizer."""
     cublas_workspace: int = 0
     gathered_weights: int = 0
-    """FSDP: gathered weights, those outside the blocks and those of two blocks."""
+    """Weights that FSDP holds unsharded: those outside the blocks and those of two blocks."""
     cache: int = 0
     peak: int = 0
 
@@ -48,7 +49,8 @@ class MemoryEstimate:
 
 def estimate_memory(operations: list[Operation], config: ModelConfig, workload: Workload) -> MemoryEstimate:
     """Estimate the memory of one step."""
-    # The operations of a cached decode step leave out parts whose weights are in memory nevertheless.
+    # The operations of a cached decode step omit some parts of the model, but the weights of those parts are still in
+    # memory.
     n_parameters = count_parameters(config).total
     if workload.mode is Mode.TRAIN:
         return _estimate_training_memory(operations, config, workload, n_parameters)
@@ -84,9 +86,10 @@ def cache_bytes(
     source_len: int | None = None,
     dtype: Precision = Precision.FLOAT32,
 ) -> int:
-    """Return the bytes of the KV cache for `seq_len` tokens per sequence and for the source.
+    """Return the size of the KV cache in bytes for `seq_len` tokens per sequence and the source.
 
-    An RNN caches the encoder states, their keys if the attention projects them, and the recurrent states.
+    An RNN caches the encoder states, the recurrent states and, if the attention projects the encoder states to keys,
+    those keys.
     """
     n_source = seq_len if source_len is None else source_len
     match config:
@@ -103,7 +106,7 @@ def cache_bytes(
 
 
 def _kv_width(config: TransformerConfig) -> int:
-    """Elements of the keys and values of one token in one layer."""
+    """Return the number of key and value elements per token in one layer."""
     return config.n_kv_heads * (config.d_head + config.d_value)
 
 
@@ -136,7 +139,10 @@ def _estimate_training_memory(
 
 
 def _input_and_target_or_position_bytes(config: ModelConfig, workload: Workload) -> int:
-    """Bytes of the inputs: int64 ids with as many targets (training) or one row of positions, and float32 patches."""
+    """Return the size of the inputs in bytes.
+
+    The inputs are int64 ids with as many targets (training) or one row of positions, and float32 patches.
+    """
     match config:
         case _ if workload.mode is Mode.DECODE:
             source = 0
@@ -151,7 +157,10 @@ def _input_and_target_or_position_bytes(config: ModelConfig, workload: Workload)
 
 
 def _peak_gathered_fsdp_parameters(operations: list[Operation]) -> int:
-    """Weight elements that FSDP holds unsharded: those outside the blocks and two blocks (current and prefetched)."""
+    """Return the number of weight elements that FSDP holds unsharded at the peak.
+
+    These are the weights outside the blocks and those of two blocks (current and prefetched).
+    """
     outside = sum(op.n_parameters for op in operations if not op.is_block)
     per_block: dict[str, int] = {}
     for op in operations:

@@ -1,4 +1,4 @@
-"""Bytes that a step reads from and writes to device memory, with and without fused attention."""
+"""Count the bytes that a step reads from and writes to device memory, with and without fused attention."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -12,28 +12,29 @@ from qkv.cost.workload import Mode, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTraffic:
-    """Bytes read and written. Weights are read once per run and, under autocast, cast to 16 bits once per pass.
+    """The number of bytes that a step reads and writes.
 
-    `forward_unfused` assumes that every operation reads its inputs and writes its outputs. `forward_fused` assumes that
-    attention reads Q, K and V and writes its output, but never an n×n matrix.
+    Weights are read once per run and, under autocast, cast to 16 bits once per pass. `forward_unfused` assumes that
+    every operation reads its inputs and writes its outputs. `forward_fused` assumes that attention reads Q, K and V and
+    writes its output, but never an n×n matrix.
     """
 
     weights: int
     cache: int
     forward_unfused: int
-    """Forward pass without fused attention."""
+    """Bytes moved by the forward pass without fused attention."""
     forward_fused: int
-    """Forward pass with fused attention."""
+    """Bytes moved by the forward pass with fused attention."""
     backward_unfused: int = 0
-    """Backward pass, including the forward work that activation checkpointing repeats."""
+    """Bytes moved by the backward pass, including the forward work that activation checkpointing repeats."""
     backward_fused: int = 0
     update: int = 0
-    """Optimizer update. AdamW moves 28 bytes per float32 parameter and Muon 20."""
+    """Bytes moved by the optimizer update. AdamW moves 28 bytes per float32 parameter, and Muon moves 20."""
     clipping: int = 0
-    """Computing the gradient norm and scaling the gradients."""
+    """Bytes moved to compute the gradient norm and scale the gradients."""
 
     def total(self, kernel: AttentionKernel) -> int:
-        """Bytes of the full step with the given attention kernel."""
+        """Return the total bytes moved in a step with the given attention kernel."""
         is_fused = kernel is AttentionKernel.FUSED
         passes = self.forward_fused + self.backward_fused if is_fused else self.forward_unfused + self.backward_unfused
         return passes + self.update + self.clipping
@@ -43,7 +44,7 @@ class MemoryTraffic:
 
 
 def estimate_traffic(operations: list[Operation], workload: Workload, update: ParametersByOptimizer) -> MemoryTraffic:
-    """Sum the bytes that the kernels of a step move."""
+    """Compute the total memory traffic of a step in bytes."""
     unfused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.EAGER))
     fused = list_kernel_launches(operations, workload.replace(kernel=AttentionKernel.FUSED))
     update_launches = update.clipping_and_update_launches(workload.dtype) if workload.mode is Mode.TRAIN else []
@@ -65,6 +66,6 @@ def _weight_itemsize(op: Operation, workload: Workload) -> int:
 
 
 def _sum_bytes(launches: Iterable[KernelLaunch], *, is_forward: bool) -> int:
-    """Sum the bytes of the forward pass, or of the backward pass with recomputation."""
+    """Sum the bytes moved in the forward pass, or in the backward pass including recomputation."""
     backward = (Phase.BACKWARD, Phase.RECOMPUTE)
     return sum(launch.n_bytes for launch in launches if (launch.phase not in backward) == is_forward)

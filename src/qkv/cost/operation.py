@@ -1,4 +1,4 @@
-"""Cost of a single operation: matmuls, element-wise work, elements moved and tensors saved for the backward pass."""
+"""Cost of a single operation: matmuls, element-wise work, memory traffic and tensors saved for the backward pass."""
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -9,12 +9,12 @@ from qkv.cost.workload import Precision
 
 
 class Phase(StrEnum):
-    """Phase of a step in which an operation runs."""
+    """The phase of a step in which an operation runs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
-    """Forward work repeated by activation checkpointing."""
+    """Forward work that activation checkpointing repeats."""
     UPDATE = "update"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -42,7 +42,7 @@ class MatMul:
 
     @property
     def gradients(self) -> "tuple[MatMul, MatMul]":
-        """The two matmuls of the backward pass: gradients of the left and of the right factor."""
+        """The two matmuls of the backward pass, which compute the gradients of the left and right factors."""
         return (
             MatMul(batch=self.batch, rows=self.rows, inner=self.columns, columns=self.inner),
             MatMul(batch=self.batch, rows=self.inner, inner=self.rows, columns=self.columns),
@@ -51,18 +51,19 @@ class MatMul:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedTensors:
-    """Elements and bytes that an operation keeps in memory, for example until the backward pass has used them."""
+    """The elements and bytes that an operation keeps in memory, for example for the backward pass."""
 
     elements: int = 0
-    """Elements in the precision of matmuls."""
+    """Number of elements in the precision of matmuls."""
     fp32_elements: int = 0
-    """Elements that autocast keeps in float32: residual stream and norm statistics."""
+    """Number of elements that autocast keeps in float32: residual stream and norm statistics."""
     elements_without_autocast: int = 0
-    """Elements that are kept without autocast only. Autocast keeps the 16-bit copies made for matmuls instead."""
+    """Number of elements kept only without autocast. Autocast keeps the 16-bit copies made for matmuls instead."""
     autocast_elements: int = 0
-    """Elements of those 16-bit copies, one copy per matmul that reads a float32 tensor."""
+    """Number of elements in the 16-bit copies made by autocast. Each matmul that reads a float32 tensor makes one
+    copy."""
     raw_bytes: int = 0
-    """Bytes that do not depend on the precision: masks, indices and log-probabilities."""
+    """Number of bytes that do not depend on the precision: masks, indices and log-probabilities."""
 
     def __add__(self, other: "SavedTensors") -> "SavedTensors":
         return SavedTensors(
@@ -73,7 +74,7 @@ class SavedTensors:
         return SavedTensors(**{field.name: getattr(self, field.name) * times for field in fields(self)})
 
     def n_bytes(self, dtype: Precision) -> int:
-        """Bytes in the given precision."""
+        """Return the number of bytes in the given precision."""
         n = self.elements * dtype.matmul_itemsize + self.fp32_elements * dtype.param_itemsize + self.raw_bytes
         if dtype is Precision.MIXED:
             return n + self.autocast_elements * dtype.matmul_itemsize
@@ -84,32 +85,34 @@ NO_SAVED_TENSORS = SavedTensors()
 LOGITS = "logits"
 LOSS = "loss"
 LOG_SOFTMAX_OPS = 5
-"""Element-wise operations per logit: maximum, subtraction, exp, sum, subtraction."""
+"""Number of element-wise operations per logit: maximum, subtraction, exp, sum, subtraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation of a model. All sizes refer to a single run, and `runs` is the number of runs.
+    """An operation of a model. All sizes refer to a single run, and `runs` is the number of runs.
 
-    The elements moved are split by kind: `weights` and `cache` are read, `reads` and `writes` are activations.
-    `onchip_reads` and `onchip_writes` are the part of the latter that never leaves the chip in fused attention.
+    Memory traffic is split by kind: `weights` and `cache` are read; `reads` and `writes` count activation elements.
+    `onchip_reads` and `onchip_writes` are the portions of `reads` and `writes` that stay on the chip in fused
+    attention.
     """
 
     part: str
-    """Path of the module without layer indices, for example `decoder.blocks.cross_attention`."""
+    """Path of the module without layer indices, such as `decoder.blocks.cross_attention`."""
     name: str
     copies: int = 1
-    """Number of layers (and directions of an RNN), each with separate weights."""
+    """Number of layers (times the number of directions in an RNN), each with separate weights."""
     steps: int = 1
-    """Sequential runs that share the weights. Only recurrences have more than 1."""
+    """Number of sequential runs that share the weights. Only recurrences have more than one."""
     matmul: MatMul | None = None
     unmasked_fraction: Fraction = Fraction(1)
-    """Fraction of the matmul that is not masked. An unmasked kernel computes the rest as well."""
+    """Fraction of the matmul that is not masked. An unmasked kernel also computes the masked part."""
     skipped_gradient_macs: int = 0
-    """Multiply–adds of unneeded gradients: of the zero initial state of an RNN, or of input patches."""
+    """Number of multiply–adds for gradients that are not needed: those of an RNN's zero initial state or of input
+    patches."""
     elementwise: int = 0
     parameters: int = 0
-    """Parameters of one copy."""
+    """Number of parameters in one copy."""
     weights: int = 0
     cache: int = 0
     reads: int = 0
@@ -117,7 +120,8 @@ class Operation:
     onchip_reads: int = 0
     onchip_writes: int = 0
     autocast_fp32: bool = False
-    """Whether the operation runs in float32 under autocast: residual stream, norms, loss and recurrences."""
+    """True if the operation runs in float32 under autocast. This applies to the residual stream, norms, loss and
+    recurrences."""
     kernels: int = 1
     """Approximate number of kernels that eager torch launches per run."""
     phase: Phase = Phase.FORWARD
@@ -138,7 +142,7 @@ class Operation:
 
     @property
     def backward_flops(self) -> int:
-        """Matmul FLOPs of the backward pass: two matmuls for each one of the forward pass."""
+        """Matmul FLOPs of the backward pass: two matmuls for each matmul in the forward pass."""
         return 2 * self.flops - 2 * self.skipped_gradient_macs * self.copies
 
     @property
@@ -151,16 +155,16 @@ class Operation:
 
     @property
     def n_parameters(self) -> int:
-        """Parameters of all copies."""
+        """Total number of parameters in all copies."""
         return self.parameters * self.copies
 
     def elements_moved(self, *, fused: bool) -> int:
-        """Elements read and written in all runs."""
+        """Return the number of elements read and written in all runs."""
         onchip = self.onchip_reads + self.onchip_writes if fused else 0
         return (self.weights + self.cache + self.reads + self.writes - onchip) * self.runs
 
     def forward_bytes(self, dtype: Precision, *, fused: bool) -> BytesMoved:
-        """Bytes read and bytes written by one run of the forward pass."""
+        """Return the bytes read and the bytes written by one run of the forward pass."""
         reads, writes = self._activation_elements_read_written(fused=fused)
         itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
         weight_itemsize = dtype.param_itemsize if self.matmul is None else itemsize
@@ -169,10 +173,10 @@ class Operation:
         )
 
     def backward_bytes(self, dtype: Precision, *, fused: bool) -> BytesMoved:
-        """Bytes read and bytes written by one run of the backward pass.
+        """Return the bytes read and the bytes written by one run of the backward pass.
 
-        The inputs and the output gradient (twice for a matmul) are read, and the gradients of the inputs and weights
-        are written. The fused kernel also reads its output, which the gradient of softmax needs.
+        The backward pass reads the inputs and the output gradient (twice for a matmul), and writes the gradients of the
+        inputs and weights. The fused kernel also reads its output, which is needed for the gradient of softmax.
         """
         reads, writes = self._activation_elements_read_written(fused=fused)
         itemsize = dtype.param_itemsize if self.autocast_fp32 else dtype.matmul_itemsize
@@ -184,25 +188,28 @@ class Operation:
         )
 
     def weight_cast_bytes_moved(self, dtype: Precision) -> BytesMoved:
-        """Bytes read and written when autocast casts the weight of one copy to 16 bits, once per pass."""
+        """Return the bytes read and written when autocast casts the weight of one copy to 16 bits, once per pass."""
         if dtype is not Precision.MIXED or self.matmul is None or self.autocast_fp32:
             return BytesMoved(read=0, written=0)
         return BytesMoved(read=self.weights * dtype.param_itemsize, written=self.weights * dtype.matmul_itemsize)
 
     def _activation_elements_read_written(self, *, fused: bool) -> tuple[int, int]:
-        """Activation elements read and written, without those that stay on the chip if `fused`."""
+        """Return the activation elements read and written.
+
+        If `fused` is True, elements that stay on the chip are excluded.
+        """
         if not fused:
             return self.reads, self.writes
         return self.reads - self.onchip_reads, self.writes - self.onchip_writes
 
     @property
     def is_block(self) -> bool:
-        """Whether the operation belongs to a Transformer block, which activation checkpointing recomputes."""
+        """True if the operation belongs to a Transformer block, which activation checkpointing recomputes."""
         return "blocks" in self.part.split(".")
 
     @property
     def is_attention_core(self) -> bool:
-        """Whether the operation is the scores, softmax or mix, which a fused kernel computes together."""
+        """True if the operation is the scores, softmax or mix, which a fused kernel computes together."""
         return self.onchip_reads + self.onchip_writes > 0
 
 
@@ -217,7 +224,7 @@ def linear_operation(
     copies: int = 1,
     saved: SavedTensors = NO_SAVED_TENSORS,
 ) -> Operation:
-    """Linear layer applied to `rows` vectors."""
+    """Build the operation for a linear layer applied to `rows` vectors."""
     return Operation(
         part=part,
         name=name,
@@ -235,7 +242,10 @@ def linear_operation(
 def lookup_operation(
     part: str, *, rows: int, n_entries: int, width: int, parameters: int | None = None, add: bool = False
 ) -> Operation:
-    """Embedding lookup of one entry per row, which `add` adds to an existing tensor. It has no matmul FLOPs."""
+    """Build the operation for an embedding lookup with one entry per row.
+
+    If `add` is True, the entries are added to an existing tensor. A lookup has no matmul FLOPs.
+    """
     return Operation(
         part=part,
         name="lookup",
@@ -250,7 +260,10 @@ def lookup_operation(
 
 
 def logits_operation(part: str, *, rows: int, d_model: int, vocab_size: int, is_tied: bool, bias: bool) -> Operation:
-    """Projection to the logits. A tied weight is counted with the token embedding."""
+    """Build the operation for the projection to the logits.
+
+    A tied weight is counted with the token embedding.
+    """
     n_bias = vocab_size if bias else 0
     return Operation(
         part=part,
@@ -266,7 +279,10 @@ def logits_operation(part: str, *, rows: int, d_model: int, vocab_size: int, is_
 
 
 def loss_operation(logits: Operation) -> Operation:
-    """Cross-entropy of the logits, always computed in float32. It saves the log-probabilities."""
+    """Build the operation for the cross-entropy of the logits.
+
+    The loss is always computed in float32, and the log-probabilities are saved.
+    """
     return Operation(
         part=LOSS,
         name=logits.part,
@@ -282,7 +298,7 @@ def loss_operation(logits: Operation) -> Operation:
 def sum_decode_steps(first: Operation, last: Operation, n: int) -> Operation:
     """Combine `n` decode steps into one operation.
 
-    The result is exact, because every size grows linearly from the first step to the last.
+    The result is exact because every size grows linearly from the first step to the last.
     """
     if first == last:
         return replace(first, steps=first.steps * n, phase=Phase.DECODE)
@@ -294,7 +310,7 @@ def sum_decode_steps(first: Operation, last: Operation, n: int) -> Operation:
     sums = {name: linear_sum(getattr(first, name), getattr(last, name)) for name in names}
     matmul, unmasked_fraction = None, Fraction(1)
     if first.matmul is not None and last.matmul is not None:
-        # Only one dimension of the matmul differs between steps: the number of keys.
+        # Only one dimension of the matmul, the number of keys, changes between steps.
         dims = {name: (getattr(first.matmul, name), getattr(last.matmul, name)) for name in ("inner", "columns")}
         summed = {name: pair[0] if pair[0] == pair[1] else linear_sum(*pair) for name, pair in dims.items()}
         matmul = replace(first.matmul, **summed)

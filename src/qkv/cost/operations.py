@@ -22,7 +22,7 @@ from qkv.cost.workload import Mode, Workload
 
 
 def list_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
-    """List the operations of a step in execution order. Parts are named like the modules of the model."""
+    """List the operations of a step in execution order. The parts have the same names as the modules of the model."""
     workload.check_supported_by(config)
     match workload.mode:
         case Mode.GENERATE:
@@ -35,14 +35,14 @@ def list_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
 
 
 def _generation_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
-    """List the prefill, then the decode steps combined into one operation each.
+    """List the operations of the prefill, followed by those of all decode steps combined.
 
-    The sums are exact, because each size grows linearly from step to step.
+    The combined costs are exact because each size grows linearly from step to step.
     """
     prefill = workload.replace(mode=Mode.PREFILL, n_new_tokens=None, logits_to_keep=workload.logits_to_keep or 1)
     operations = [replace(op, phase=Phase.PREFILL) for op in _single_pass_operations(config, prefill)]
-    # From the end of the sliding window on, keys are masked and the growth changes, so the steps before and after
-    # that point are summed separately.
+    # Once the sliding window is full, keys are masked and the sizes grow differently. The steps before and after that
+    # point are therefore summed separately.
     window = config.sliding_window if isinstance(config, TransformerConfig) else None
     first, last = workload.seq_len + 1, workload.final_seq_len
     edge = last if window is None else min(max(window, workload.seq_len), last)
@@ -75,7 +75,7 @@ def _single_pass_operations(config: ModelConfig, workload: Workload) -> list[Ope
 
 
 def block_stacks(config: ModelConfig, workload: Workload) -> list[BlockStack]:
-    """List the block stacks that one pass runs through, in order. An RNN has none."""
+    """List the block stacks that one pass runs through, in order. An RNN has no block stacks."""
     shared = {"batch_size": workload.batch_size, "kernel": workload.kernel, "on_gpu": workload.on_gpu}
     is_decode = workload.mode is Mode.DECODE
     sizes = {**shared, "n_queries": workload.n_queries, "n_keys": workload.seq_len, "is_cached": is_decode}
@@ -126,7 +126,10 @@ def _gpt_operations(config: GPTConfig, workload: Workload) -> list[Operation]:
 
 
 def _bert_operations(config: BERTConfig, workload: Workload) -> list[Operation]:
-    """List the encoder and every configured head. Heads other than the masked-LM head run on [CLS] only."""
+    """List the operations of the encoder and every configured head.
+
+    Heads other than the masked-LM head run only on [CLS].
+    """
     (stack,) = block_stacks(config, workload)
     encoder = _operations_up_to_final_states(config, workload, stack, n_segments=config.n_segments or None)
     return [*encoder, *_bert_head_operations(config, workload)]
@@ -185,7 +188,10 @@ def _seq2seq_operations(config: Seq2SeqConfig, workload: Workload) -> list[Opera
 
 
 def _patch_embedding_operation(part: str, rows: int, d_patch: int, d_model: int) -> Operation:
-    """Linear embedding of image patches, which replaces the lookup. The gradient of the patches is not needed."""
+    """Build the operation for the linear embedding of image patches, which replaces the token lookup.
+
+    The gradient of the patches is not needed.
+    """
     saved = SavedTensors(autocast_elements=rows * d_patch)
     op = linear_operation(part, "project", rows=rows, d_in=d_patch, d_out=d_model, bias=False, saved=saved)
     return replace(op, skipped_gradient_macs=rows * d_patch * d_model)
@@ -200,9 +206,10 @@ def _embedding_operations(
     source_vocab_size: int | None = None,
     n_segments: int | None = None,
 ) -> list[Operation]:
-    """List the token, segment and position embeddings and the embedding norm.
+    """List the operations of the token, segment and position embeddings and the embedding norm.
 
-    `source_vocab_size` is set for an encoder. A table shared by encoder and decoder is counted in the encoder.
+    `source_vocab_size` is set for an encoder. A table that is shared by the encoder and decoder is counted in the
+    encoder.
     """
     d, part = config.d_model, f"{prefix}embedding"
     is_shared = source_vocab_size is None and isinstance(config, Seq2SeqConfig) and config.share_embeddings
@@ -229,7 +236,7 @@ def _embedding_operations(
             )
         case _:
             pass
-    # The residual stream that the first block reads and that the backward pass of its norm needs.
+    # The residual stream, which the first block reads and the backward pass of its norm needs.
     operations.append(Operation(part=part, name="sum", saved=SavedTensors(fp32_elements=rows * d)))
     if config.embedding_norm:
         operations.append(norm_operation(config, f"{part}.norm", rows=rows, on_gpu=workload.on_gpu))
@@ -239,7 +246,10 @@ def _embedding_operations(
 def _relative_bias_operations(
     config: TransformerConfig, n_queries: int, n_keys: int, *, prefix: str = ""
 ) -> list[Operation]:
-    """List the lookup of T5's relative position bias, which all layers of a stack share. It saves int64 indices."""
+    """List the lookup of T5's relative position bias, which all layers of a stack share.
+
+    The lookup saves int64 indices.
+    """
     if config.positions is not PositionKind.RELATIVE:
         return []
     pairs = n_queries * n_keys

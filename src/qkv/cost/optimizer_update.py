@@ -1,4 +1,4 @@
-"""State, computation and memory traffic of an optimizer update, and the communication between devices."""
+"""Compute the state, FLOPs and memory traffic of an optimizer update, and the communication between devices."""
 
 from dataclasses import asdict, dataclass
 
@@ -9,14 +9,15 @@ from qkv.cost.workload import Precision, Sharding, Workload
 
 NEWTON_SCHULZ_STEPS = 5
 ADAMW_OPS = 12
-"""Element-wise operations per parameter: weight decay, two moments, two bias corrections, root, division, addition."""
+"""Number of element-wise operations per parameter: weight decay, two moments, two bias corrections, root, division,
+addition."""
 PARAMETERS_PER_KERNEL = 320 * 65536
-"""Parameters processed by a single multi-tensor kernel of torch (320 chunks of 65536 elements)."""
+"""Number of parameters that one multi-tensor kernel of torch processes (320 chunks of 65536 elements)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixGroup:
-    """`count` weight matrices of the same shape."""
+    """A group of `count` weight matrices with the same shape."""
 
     count: int
     d_out: int
@@ -28,13 +29,17 @@ class MatrixGroup:
 
     @property
     def n_gram_elements(self) -> int:
-        """Elements of the Gram matrices XXᵀ, formed along the shorter side."""
+        """Number of elements in the Gram matrices XXᵀ, which are formed along the shorter side."""
         return self.count * min(self.d_out, self.d_in) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParametersByOptimizer:
-    """Parameters by optimizer. AdamW keeps two moments per parameter. Muon keeps one and updates block matrices."""
+    """The parameters that each optimizer updates.
+
+    AdamW keeps two moments per parameter. Muon updates the weight matrices of the blocks and keeps one moment per
+    parameter.
+    """
 
     by_adamw: int
     muon: tuple[MatrixGroup, ...] = ()
@@ -45,14 +50,14 @@ class ParametersByOptimizer:
 
     @property
     def state_elements(self) -> int:
-        """Elements of the optimizer state."""
+        """Number of elements in the optimizer state."""
         return 2 * self.by_adamw + self.by_muon
 
     def muon_temporary_bytes(self, dtype: Precision, *, on_gpu: bool) -> int:
-        """Peak bytes of Muon's temporary tensors. Matrices of the same shape are updated as one stack.
+        """Return the peak size of Muon's temporary tensors in bytes.
 
-        The tensors are the look-ahead gradients and their stack in full precision, and two copies each of X and XXᵀ,
-        which are bfloat16 on a GPU.
+        Matrices of the same shape are updated as one stack. The temporary tensors are the look-ahead gradients and
+        their stack in full precision, and two copies each of X and XXᵀ, which are bfloat16 on a GPU.
         """
         itemsize = 2 if on_gpu else dtype.param_itemsize
         by_shape: dict[tuple[int, int], list[MatrixGroup]] = {}
@@ -71,13 +76,14 @@ class ParametersByOptimizer:
         )
 
     def clipping_and_update_launches(self, dtype: Precision) -> list[KernelLaunch]:
-        """List the kernels of gradient clipping and the update.
+        """List the kernels for gradient clipping and the optimizer update.
 
-        AdamW reads weight, gradient and both moments and writes all but the gradient: 28 bytes per float32 parameter.
+        AdamW reads the weight, the gradient and both moments and writes all but the gradient: 28 bytes per float32
+        parameter.
         """
         n, itemsize = self.by_adamw + self.by_muon, dtype.param_itemsize
         launches = [
-            # Computes the norm of all gradients, then scales them.
+            # Clipping computes the norm of all gradients and then scales them.
             _multi_tensor_update_launch(
                 "clip", n, ops_per_parameter=3, read_per_parameter=2 * itemsize, written_per_parameter=itemsize
             ),
@@ -118,7 +124,7 @@ def split_device_parameters_by_optimizer(
 ) -> ParametersByOptimizer:
     """Split the parameters that one device updates by optimizer.
 
-    With FSDP, each device updates its shard. Muon distributes complete matrices, not slices of them.
+    With FSDP, each device updates its shard. Muon distributes whole matrices, not slices of them.
     """
     n_shards = workload.n_devices if workload.sharding is Sharding.FSDP else 1
     if workload.optimizer is OptimizerKind.ADAMW:
@@ -136,7 +142,10 @@ def split_device_parameters_by_optimizer(
 def _multi_tensor_update_launch(
     name: str, n_parameters: int, *, ops_per_parameter: int, read_per_parameter: int, written_per_parameter: int
 ) -> KernelLaunch:
-    """Multi-tensor kernel of the update. `read_per_parameter` and `written_per_parameter` are bytes."""
+    """Build the launch of a multi-tensor update kernel.
+
+    `read_per_parameter` and `written_per_parameter` are in bytes.
+    """
     return KernelLaunch(
         part="update",
         name=name,
@@ -151,14 +160,14 @@ def _multi_tensor_update_launch(
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationBytes:
-    """Bytes that each device sends per optimizer update, with ring algorithms."""
+    """The number of bytes that each device sends per optimizer update with ring algorithms."""
 
     all_reduce: int = 0
-    """Gradients (DDP)."""
+    """Bytes sent for the gradients (DDP)."""
     all_gather: int = 0
-    """Weights, in the forward pass and in the backward pass of every micro-batch (FSDP)."""
+    """Bytes sent for the weights, in the forward and backward passes of every micro-batch (FSDP)."""
     reduce_scatter: int = 0
-    """Gradients, of which each device keeps its shard of the sum (FSDP)."""
+    """Bytes sent for the gradients, of which each device keeps its shard of the sum (FSDP)."""
 
     @property
     def total(self) -> int:
@@ -169,9 +178,9 @@ class CommunicationBytes:
 
 
 def communication_volume(n_parameters: int, workload: Workload) -> CommunicationBytes:
-    """Compute the bytes sent per device, in the precision of the weights.
+    """Compute the number of bytes that each device sends, in the precision of the weights.
 
-    FSDP communicates once per micro-batch, DDP once per update.
+    FSDP communicates once per micro-batch, and DDP communicates once per update.
     """
     n = workload.n_devices
     ring_bytes = (n - 1) * shard_size(n_parameters, n) * workload.dtype.param_itemsize
@@ -183,5 +192,5 @@ def communication_volume(n_parameters: int, workload: Workload) -> Communication
 
 
 def shard_size(n_elements: int, n_devices: int) -> int:
-    """Return the size of the largest shard when elements are distributed evenly."""
+    """Return the size of the largest shard when the elements are distributed evenly across devices."""
     return -(-n_elements // n_devices)

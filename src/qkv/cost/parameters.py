@@ -1,4 +1,4 @@
-"""Parameter counts by part of the model, computed from a config. Tied tensors count once."""
+"""Count the parameters in each part of a model from its config. Tied tensors are counted once."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,10 @@ from qkv.cost.workload import Workload
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameter counts by part. Parts are named like the modules of the model, without layer indices."""
+    """The number of parameters in each part of a model.
+
+    Parts are named like the modules of the model, without layer indices.
+    """
 
     by_part: dict[str, int]
 
@@ -19,7 +22,7 @@ class ParameterCounts:
         return sum(self.by_part.values())
 
     def count_matching(self, name: str) -> int:
-        """Count the parameters of all parts with this name in their path: `attention`, `feed_forward`, `decoder`."""
+        """Count the parameters of all parts whose path contains this name, such as `attention` or `decoder`."""
         return sum(count for part, count in self.by_part.items() if name in part.split("."))
 
     def as_dict(self) -> dict[str, int]:
@@ -32,7 +35,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
 
 
 def group_parameters_by_part(operations: list[Operation]) -> ParameterCounts:
-    """Sum the parameters of the operations that belong to the same part."""
+    """Sum the parameters of all operations in each part of the model."""
     by_part: dict[str, int] = {}
     for op in operations:
         if op.parameters:

@@ -1,8 +1,9 @@
-"""Peak activation memory of a forward pass that saves nothing for the backward pass.
+"""Compute the peak activation memory of a forward pass that saves nothing for the backward pass.
 
 The numbers follow the execution order of the model in eager torch. The input of a module stays in memory until the
-module returns, so inside a block the inputs of the stack and of the block are live. Local variables stay in memory
-until the function returns, so attention holds queries, keys, values and results during the output projection.
+module returns, so the inputs of the stack and of the current block are live inside the block. Local variables stay in
+memory until the function returns, so the queries, keys, values and attention results are live during the output
+projection.
 """
 
 from qkv.choices import AttentionKernel, HeadCombination, NormKind, NormPosition, PositionKind, RNNAttentionScore
@@ -14,17 +15,20 @@ from qkv.cost.rnn import KEY_PROJECTING_SCORES
 from qkv.cost.workload import Mode, Workload
 
 EAGER_SCORE_COPIES = 4
-"""n×n tensors of eager attention: scores, scores with empty rows made safe, softmax, softmax with empty rows zeroed."""
+"""Number of n×n tensors in eager attention: scores, scores with empty rows made safe, softmax, softmax with empty rows
+zeroed."""
 ROTARY_COPIES = 3
-"""Temporary tensors of the rotary embedding: x·cos, x with its halves swapped, and that times sin."""
+"""Number of temporary tensors in the rotary embedding: x·cos, x with its halves swapped, and the swapped x times
+sin."""
 BUCKET_BYTES_PER_PAIR = 49
-"""Bytes per query–key pair while T5's distance buckets are computed: six int64 values and a bool."""
+"""Bytes per query–key pair while T5's distance buckets are being computed: six int64 values and a bool."""
 WINDOW_BYTES_PER_PAIR = 18
-"""Bytes per query–key pair while a window mask is built: the signed and absolute distance (int64), two bools."""
+"""Bytes per query–key pair while a window mask is being built: the signed and absolute distances (int64) and two
+bools."""
 
 
 def peak_inference_activation_bytes(config: ModelConfig, workload: Workload, *, source_cache_bytes: int) -> int:
-    """Return the peak bytes of activations within a pass.
+    """Return the peak memory of the activations within a pass in bytes.
 
     `source_cache_bytes` is the size of the cached keys and values of the source, which do not exist yet while the
     encoder runs.
@@ -60,13 +64,19 @@ def peak_inference_activation_bytes(config: ModelConfig, workload: Workload, *, 
 
 
 def _logits_peak(op: Operation, config: ModelConfig, workload: Workload, *, states: SavedTensors) -> SavedTensors:
-    """Live tensors while the logits are computed: the states, the logits and a copy of the selected rows, if any."""
+    """Return the tensors that are live while the logits are computed.
+
+    These are the states, the logits and, if rows are selected, a copy of the selected rows.
+    """
     is_copy = isinstance(config, BERTConfig) or workload.n_logit_rows < workload.n_tokens
     return states + SavedTensors(elements=op.writes + (op.reads if is_copy else 0))
 
 
 def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[SavedTensors]:
-    """Live tensors at the candidate peaks within a block. Cached keys and values are counted separately."""
+    """Return the live tensors at each candidate peak within a block.
+
+    Cached keys and values are counted separately.
+    """
     x = stack.n_rows * stack.config.d_model
     is_pre_norm = stack.config.norm_position is NormPosition.PRE
     inputs = SavedTensors(fp32_elements=min(2, stack.n_layers) * x) + _shared_position_and_mask_tensors(stack)
@@ -91,23 +101,26 @@ def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[Save
 
 
 def _rnn_attention_peak_candidates(config: RNNConfig, workload: Workload) -> list[SavedTensors]:
-    """Live tensors in the decoder attention of an RNN, which has no fused kernel."""
+    """Return the live tensors at each candidate peak in an RNN's decoder attention, which has no fused kernel."""
     if config.attention is RNNAttentionScore.NONE:
         return []
     target, source = (workload.batch_size * n * config.d_model for n in (workload.n_queries, workload.n_source))
     square = workload.batch_size * workload.n_queries * workload.n_source
     has_keys = config.attention in KEY_PROJECTING_SCORES
-    # Input and states of the decoder, and the source unless it is counted as cache.
+    # The input and states of the decoder, and the source unless it is counted as cache.
     inputs = SavedTensors(elements=2 * target + (0 if workload.mode is Mode.DECODE else source * (1 + has_keys)))
     peaks = [inputs + SavedTensors(elements=EAGER_SCORE_COPIES * square)]
     if config.attention is RNNAttentionScore.ADDITIVE:
-        # The sum of query and key, and its tanh.
+        # The sum of query and key, and the tanh of that sum.
         peaks.append(inputs + SavedTensors(elements=2 * square * config.d_model))
     return peaks
 
 
 def _mask_and_bias_setup_peak(stack: BlockStack) -> SavedTensors:
-    """Live tensors while the masks and biases shared by all blocks are built, with the input of the first block."""
+    """Return the tensors that are live while the masks and biases shared by all blocks are built.
+
+    They include the input of the first block.
+    """
     pairs, config = stack.n_queries * stack.n_keys, stack.config
     has_window = config.sliding_window is not None
     if config.positions is PositionKind.RELATIVE:
@@ -118,14 +131,17 @@ def _mask_and_bias_setup_peak(stack: BlockStack) -> SavedTensors:
 
 
 def _live_post_norm_tensors(stack: BlockStack, residual_elements: int) -> SavedTensors:
-    """Tensors of a post-norm, which runs while both summands are live. RMSNorm on a CPU makes an additional copy."""
+    """Return the live tensors of a post-norm, which runs while both summands are live.
+
+    On a CPU, RMSNorm makes an additional copy.
+    """
     is_layer_norm = stack.config.norm is NormKind.LAYER
     copies = 1 if is_layer_norm or stack.on_gpu else 2
     return SavedTensors(fp32_elements=residual_elements * copies + stack.n_rows * (2 if is_layer_norm else 1))
 
 
 def _shared_position_and_mask_tensors(stack: BlockStack) -> SavedTensors:
-    """Tensors shared by all blocks: float32 rotary angles, a score bias, and a window mask."""
+    """Return the tensors that all blocks share: float32 rotary angles, a score bias, and a window mask."""
     config, pairs = stack.config, stack.n_queries * stack.n_keys
     mask_bytes = pairs if config.sliding_window is not None else 0
     match config.positions:
@@ -138,11 +154,15 @@ def _shared_position_and_mask_tensors(stack: BlockStack) -> SavedTensors:
 
 
 def _attention_peak_candidates(stack: BlockStack, sublayer: str, *, fills_cache: bool) -> list[SavedTensors]:
-    """Live tensors in the projections, rotary embedding, core and output projection, without the residual stream."""
+    """Return the live tensors at each candidate peak within attention, excluding the residual stream.
+
+    The candidates are the projections, the rotary embedding, the attention operation and the output projection.
+    """
     config, rows, is_self = stack.config, stack.n_rows, sublayer == "attention"
     m = stack.n_keys if is_self else stack.n_source or 0
     query = rows * config.n_heads * config.d_head
-    # The new keys and values of a step exist in addition to the cache. Those of a source are part of the cache.
+    # The new keys and values of a decode step exist in addition to the cache. The keys and values of a source are part
+    # of the cache.
     n_new = 0 if fills_cache and not is_self else stack.batch_size * (stack.n_queries if is_self else m)
     key, value = (n_new * config.n_kv_heads * width for width in (config.d_head, config.d_value))
     is_rotated = is_self and config.positions is PositionKind.ROTARY
@@ -158,7 +178,7 @@ def _attention_peak_candidates(stack: BlockStack, sublayer: str, *, fills_cache:
         rotating_queries = (1 + ROTARY_COPIES) * query
         rotating_keys = queries + value + (1 + ROTARY_COPIES) * key
         peaks.append(SavedTensors(elements=max(rotating_queries, rotating_keys)))
-    # Concatenating the heads is a view only for the output of the fused kernel. Otherwise it makes a copy.
+    # Concatenating the heads requires a copy, except that the output of the fused kernel can be viewed.
     is_view = config.head_combination is HeadCombination.SPLIT and stack.kernel is AttentionKernel.FUSED
     is_view = is_view and not (is_self and _needs_dense_mask(stack))
     joined = 0 if is_view else results if config.head_combination is HeadCombination.SPLIT else rows * config.d_value
@@ -169,17 +189,18 @@ def _attention_peak_candidates(stack: BlockStack, sublayer: str, *, fills_cache:
 def _live_attention_core_tensors(
     stack: BlockStack, n_keys: int, *, output_elements: int, is_self: bool
 ) -> SavedTensors:
-    """Live tensors of scores, softmax and mix over `n_keys` keys."""
+    """Return the tensors that are live during the scores, softmax and mix over `n_keys` keys."""
     config, pairs = stack.config, stack.n_queries * n_keys
     square = stack.batch_size * config.n_heads * pairs
     rows = stack.n_rows * config.n_heads
     key = stack.batch_size * n_keys * config.n_heads * config.d_head
     if stack.kernel is AttentionKernel.EAGER:
-        # Keys and values are repeated for the heads that share them, even if every head has separate ones.
+        # Keys and values are repeated for the heads that share them, even if every head has its own.
         repeated = max(key, stack.batch_size * n_keys * config.n_heads * config.d_value)
         return SavedTensors(elements=max(EAGER_SCORE_COPIES * square, square + repeated), raw_bytes=rows)
     if not stack.on_gpu and config.d_head != config.d_value:
-        # torch has no fused CPU kernel for these shapes. It holds scores and softmax, and a bool for each −∞.
+        # torch has no fused CPU kernel for these shapes. The fallback holds the scores, the softmax, and a bool for
+        # each −∞.
         mask = pairs if is_self and stack.causal else 0
         return SavedTensors(elements=mask + max(2 * square + rows * config.d_head, key), raw_bytes=square + rows)
     if not (is_self and _needs_dense_mask(stack)):
@@ -193,6 +214,9 @@ def _live_attention_core_tensors(
 
 
 def _needs_dense_mask(stack: BlockStack) -> bool:
-    """Whether the fused kernel receives a dense mask. It applies a causal mask itself unless there is a bias."""
+    """Return True if the fused kernel requires a dense mask.
+
+    The kernel applies a causal mask itself unless there is a bias.
+    """
     has_bias = stack.config.positions in SCORE_BIAS_POSITIONS
     return stack.config.sliding_window is not None or (stack.causal and has_bias)

@@ -1,8 +1,8 @@
 """Predict the time of a step on a calibrated device from measured kernel times.
 
 On a CPU, launching and computing are sequential, so their times are added. A GPU computes while the CPU launches, so
-the slower of the two counts in each phase. The logits come last and overlap with nothing. A recurrence is sequential,
-so its time is added as well.
+the slower of the two determines the time of each phase. The logits come last and overlap with nothing. A recurrence is
+sequential, so its time is added as well.
 """
 
 import math
@@ -20,20 +20,23 @@ from qkv.cost.parameters import count_parameters
 from qkv.cost.workload import Mode, Precision, Workload
 
 EAGER_FAMILY = "eager"
-"""Name in the calibration for the launch overhead of a GPT with eager attention."""
+"""Name under which the calibration stores the launch overhead of a GPT with eager attention."""
 ALIGNMENT = 8
-"""GPUs read matrices more slowly, by up to a factor of 8, if their row length is not a multiple of this."""
+"""Row lengths that are not a multiple of this number make GPU matrix reads slower, by up to a factor of 8."""
 CALIBRATED_WEIGHT_BYTES = {"cpu": 2**24, "cuda": 2**27}
-"""Bytes of weights used to calibrate matmuls: more than the cache of a CPU core, and of a GPU, can hold."""
+"""Number of weight bytes used to calibrate matmuls: more than fits in the cache of a CPU core or a GPU."""
 HALF_INPUT_OPERATIONS = ("out_proj", "down_proj")
-"""Matmuls whose input is already 16 bits under autocast. The others read the float32 residual stream."""
+"""Matmuls whose input is already in 16 bits under autocast. Other matmuls read the float32 residual stream."""
 FORWARD_FRACTION = 1 / 3
-"""Fraction of the matmuls of a training step that belong to the forward pass."""
+"""Fraction of the matmuls in a training step that belong to the forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedOperationTime:
-    """Predicted seconds of one operation over all its runs, including the backward pass in training."""
+    """The predicted time of one operation in seconds, summed over all its runs.
+
+    In training, the time includes the backward pass.
+    """
 
     part: str
     name: str
@@ -42,7 +45,7 @@ class PredictedOperationTime:
 
 
 class StepStages(NamedTuple):
-    """Seconds of the launches and of the computation of each stage. A model without an encoder has only a decoder."""
+    """Launch and compute time of each stage in seconds. A model without an encoder has only a decoder stage."""
 
     encoder: tuple[float, float]
     decoder: tuple[float, float]
@@ -53,7 +56,7 @@ class StepStages(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TimePrediction:
-    """Predicted time of a step, split into CPU launches, device computation and sequential recurrences."""
+    """The predicted time of a step, split into CPU launches, device computation and sequential recurrences."""
 
     seconds: float
     launch_seconds: float
@@ -63,7 +66,7 @@ class TimePrediction:
 
     @property
     def bound_by(self) -> str:
-        """The larger part of the time: `launch` or `compute`."""
+        """The part that takes longer: `launch`, or `compute` (which includes recurrences)."""
         return "launch" if self.launch_seconds > self.compute_seconds + self.recurrence_seconds else "compute"
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class TimePrediction:
 
 
 def predict_time(config: ModelConfig, workload: Workload, calibration: Calibration) -> TimePrediction:
-    """Predict the time of a step or of a generation. The calibration must cover the precision of the workload."""
+    """Predict the time of a step or of a generation. The calibration must support the precision of the workload."""
     calibration.check_precision(workload.mode, workload.dtype)
     if workload.mode is Mode.GENERATE:
         return _predict_generation(config, workload, calibration)
@@ -85,8 +88,8 @@ def predict_time(config: ModelConfig, workload: Workload, calibration: Calibrati
     compute = sum(time.seconds for time in times) - recurrence
     launch = _launch_seconds(config, workload, calibration)
     if calibration.is_asynchronous:
-        # The host reads the loss and the gradient norm before the update, so the device is idle when the launches of
-        # the update begin.
+        # The host reads the loss and the gradient norm before the update, so the device is idle when the update's first
+        # kernel is launched.
         *passes, update = _launch_compute_seconds_by_stage(config, workload, calibration, times)
         seconds = _overlapped_launch_and_compute_seconds(passes) + max(update) + recurrence
     else:
@@ -101,7 +104,10 @@ def predict_time(config: ModelConfig, workload: Workload, calibration: Calibrati
 
 
 def _predict_generation(config: ModelConfig, workload: Workload, calibration: Calibration) -> TimePrediction:
-    """Add the prefill and the decode steps, all at the mean length, because the time grows linearly with the length."""
+    """Predict the time of a generation by adding the times of the prefill and the decode steps.
+
+    All decode steps are predicted at the mean length because the time grows linearly with the length.
+    """
     prefill = predict_time(
         config, workload.replace(mode=Mode.PREFILL, n_new_tokens=None, logits_to_keep=1), calibration
     )
@@ -136,7 +142,7 @@ def _launch_seconds(
     *,
     pass_suffix: Literal["", "_forward", "_gradients"] = "",
 ) -> float:
-    """Seconds of all launches, or of a part of a training step.
+    """Return the launch time in seconds of a whole step or a part of a training step.
 
     The `pass_suffix` is `_forward` for the forward pass or `_gradients` for everything except the update.
     """
@@ -155,7 +161,7 @@ def _launch_seconds(
 
 
 def _n_attention_layers(config: ModelConfig, workload: Workload) -> int:
-    """Number of attention layers that run in a step, counting self-attention and cross-attention."""
+    """Return the number of attention layers that run in a step, counting self-attention and cross-attention."""
     match config:
         case RNNConfig():
             return 0
@@ -168,7 +174,7 @@ def _n_attention_layers(config: ModelConfig, workload: Workload) -> int:
 def _launch_compute_seconds_by_stage(
     config: ModelConfig, workload: Workload, calibration: Calibration, times: tuple[PredictedOperationTime, ...]
 ) -> StepStages:
-    """Split the launch and compute seconds of a step between its stages."""
+    """Split the launch and compute time of a step among its stages."""
     total_launch = gradients_launch = forward_launch = _launch_seconds(config, workload, calibration)
     launch = f"{launch_overhead_family(config)}.{workload.mode.value}"
     timed = [time for time in times if time.name != "recurrence"]
@@ -195,7 +201,10 @@ def _launch_compute_seconds_by_stage(
 
 
 def _overlapped_launch_and_compute_seconds(phases: list[tuple[float, float]]) -> float:
-    """Return when the last kernel ends if the device computes while the CPU launches the (launch, compute) phases."""
+    """Return the time at which the last kernel ends if the device computes while the CPU launches kernels.
+
+    Each phase is a pair of launch and compute seconds.
+    """
     cpu = device = 0.0
     for launch, compute in phases:
         device = max(device + compute, cpu + max(launch, compute))
@@ -204,7 +213,7 @@ def _overlapped_launch_and_compute_seconds(phases: list[tuple[float, float]]) ->
 
 
 class _OperationTimePredictor:
-    """Looks up the time of operations in the tables of a calibration."""
+    """A predictor that looks up the time of each operation in the tables of a calibration."""
 
     def __init__(self, config: ModelConfig, workload: Workload, calibration: Calibration) -> None:
         self.config = config
@@ -221,15 +230,15 @@ class _OperationTimePredictor:
                 source_len=workload.n_source,
                 dtype=workload.dtype,
             )
-        # Weights that fit into a hardware cache are still there from the previous step. Others are read from memory,
-        # which takes longer than in the calibration of matmuls.
+        # Weights that fit into a hardware cache are still there from the previous step. Other weights are read from
+        # memory, which takes longer than during the calibration of matmuls.
         stream = calibration.get_table("stream")
         self.seconds_per_byte = stream.interpolate(n_parameters * workload.dtype.matmul_itemsize + n_cache_bytes)
         calibrated = stream.interpolate(CALIBRATED_WEIGHT_BYTES[calibration.kind])
         self.extra_seconds_per_byte = max(0.0, self.seconds_per_byte - calibrated)
 
     def operation_and_update_times(self) -> Iterator[PredictedOperationTime]:
-        """Yield the time of every operation that takes time, and of the optimizer update."""
+        """Yield the time of every operation with a nonzero time and of the optimizer update."""
         for op in list_operations(self.config, self.workload):
             seconds, name = self._seconds_and_reported_name(op)
             if self.workload.activation_checkpointing and op.is_block:
@@ -243,9 +252,9 @@ class _OperationTimePredictor:
             )
 
     def _seconds_and_reported_name(self, op: Operation) -> tuple[float, str]:
-        """Return the seconds over all runs, and the name under which they are reported."""
+        """Return the time in seconds over all runs, and the name under which that time is reported."""
         if op.is_attention_core:
-            # The tables time scores, softmax and mix together, so the scores account for all three.
+            # The tables contain one time for the scores, softmax and mix together, which is assigned to the scores.
             return (
                 (op.copies * self._attention_layer_seconds(op), "attention") if op.name == "scores" else (0.0, op.name)
             )
@@ -263,7 +272,10 @@ class _OperationTimePredictor:
         return op.runs * self._non_matmul_seconds_per_run(op), op.name
 
     def _kernel_seconds_without_cpu_launch(self, name: str, *sizes: int | float) -> float:
-        """Seconds of a kernel. On a CPU, the fixed cost of a call is part of the launch overhead and is subtracted."""
+        """Return the time of a kernel in seconds without its CPU launch.
+
+        On a CPU, the fixed cost of a call is subtracted because the launch overhead already includes it.
+        """
         table = self.calibration.get_table(f"{name}.{self.pass_name}")
         seconds = table.interpolate(*sizes)
         return seconds if self.calibration.is_asynchronous else max(0.0, seconds - table.min_seconds)
@@ -304,12 +316,12 @@ class _OperationTimePredictor:
         return self._extrapolate_attention_seconds(name, matmul.batch, (matmul.rows * matmul.columns) ** 0.5, width)
 
     def _extrapolate_attention_seconds(self, name: str, n_heads: int, n_tokens: float, width: float) -> float:
-        """Seconds of attention over `n_tokens` tokens, extrapolated beyond the longest calibrated length.
+        """Estimate the time in seconds of attention over `n_tokens` tokens, which may exceed the calibrated lengths.
 
-        A sequence r times as long as the longest one occupies the device like r of the longest sequences.
-        Extrapolating by n² alone would assume that a half-idle device stays half idle. In addition, each query takes
-        longer because it attends to more keys. That time is extrapolated linearly from the last two calibrated
-        lengths, at the largest calibrated number of heads.
+        A sequence that is r times as long as the longest calibrated one occupies the device like r of those sequences.
+        Extrapolating only by n² would assume that a half-idle device stays half idle. In addition, each query takes
+        longer because it attends to more keys. That time is extrapolated linearly from the last two calibrated lengths,
+        at the largest calibrated number of heads.
         """
         table = self.calibration.get_table(f"{name}.{self.pass_name}")
         calibrated_heads, lengths, _ = table.axes
@@ -317,14 +329,18 @@ class _OperationTimePredictor:
         ratio = max(1.0, n_tokens / longest)
         per_query = table.interpolate(max_heads, second_longest, width) / second_longest
         slope = 1 - per_query * longest / table.interpolate(max_heads, longest, width)
-        # Two measurements give an uncertain slope, so it is at least half of that of a time proportional to the keys.
+        # A slope from two measurements is uncertain, so at least half the slope of a time proportional to the keys is
+        # used.
         growth = min(1.0, max(0.5, slope / (1 - second_longest / longest)))
         return (1 + growth * (ratio - 1)) * self._kernel_seconds_without_cpu_launch(
             name, ratio * n_heads, n_tokens / ratio, width
         )
 
     def _recurrent_layer_seconds_without_launch(self, op: Operation) -> float:
-        """Seconds of a full layer in one direction. Two directions are timed together, so each gets half."""
+        """Return the time in seconds of a full recurrent layer in one direction, excluding launches.
+
+        Two directions are timed together, so half of that time is assigned to each one.
+        """
         assert op.matmul is not None
         assert isinstance(self.config, RNNConfig)
         is_encoder = op.part.startswith("encoder")
@@ -347,7 +363,7 @@ class _OperationTimePredictor:
                 gate = self._kernel_seconds_without_cpu_launch("gate", op.writes) if op.reads > op.writes else 0.0
                 return self._kernel_seconds_without_cpu_launch(self.config.activation.value, op.writes) + gate
             case "lookup":
-                # The gradient of an embedding is as large as its table.
+                # The gradient of an embedding has the same size as its table.
                 has_gradient = self.pass_name == "train" and op.parameters
                 gradient = self._kernel_seconds_without_cpu_launch("fill", op.parameters) if has_gradient else 0.0
                 return self._kernel_seconds_without_cpu_launch("lookup", op.writes) + gradient

@@ -1,6 +1,6 @@
 """List the operations of an RNN encoder–decoder with attention.
 
-The sizes of tensors saved for the backward pass were measured with torch's recurrent layers on a CPU.
+The sizes of the tensors saved for the backward pass were measured with torch's recurrent layers on a CPU.
 """
 
 from dataclasses import replace
@@ -14,9 +14,9 @@ from qkv.cost.workload import Mode, Workload
 GATES_PER_CELL = {CellKind.GRU: 3, CellKind.LSTM: 4}
 STATES_PER_CELL = {CellKind.GRU: 1, CellKind.LSTM: 2}
 SAVED_PER_STATE = {CellKind.GRU: (8, 8), CellKind.LSTM: (24, 17)}
-"""Elements saved per step and state element, in the encoder and in the decoder. A reversed LSTM makes more copies."""
+"""Elements saved per step and state element in the encoder and decoder. A reversed LSTM makes more copies."""
 KEY_PROJECTING_SCORES = (RNNAttentionScore.GENERAL, RNNAttentionScore.ADDITIVE)
-"""Attention scores that project the encoder states to keys."""
+"""Attention score functions that project the encoder states to keys."""
 OPS_PER_GATE = 4  # add the two products and the bias, then sigmoid or tanh
 TANH_OPS = 1
 
@@ -85,7 +85,7 @@ def _recurrent_layer_operations(
 ) -> list[Operation]:
     """List the operations of a GRU or LSTM layer, which runs in float32 under autocast.
 
-    The inputs of all steps are projected in one matmul. The projections of the states are sequential.
+    The inputs of all steps are projected in one matmul. The state projections run sequentially.
     """
     d_gates, n_states = GATES_PER_CELL[config.cell] * d_state, STATES_PER_CELL[config.cell]
     recurrent = MatMul(rows=batch_size, inner=d_state, columns=d_gates)
@@ -127,7 +127,10 @@ def _recurrent_layer_operations(
 
 
 def _rnn_attention_operations(config: RNNConfig, workload: Workload) -> list[Operation]:
-    """List the decoder attention. In a decode step, projected keys of the source are read from the cache."""
+    """List the operations of the decoder attention.
+
+    A decode step reads the projected keys of the source from the cache.
+    """
     if config.attention is RNNAttentionScore.NONE:
         return []
     b, n, m, d = workload.batch_size, workload.n_queries, workload.n_source, config.d_model

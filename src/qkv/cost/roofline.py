@@ -1,4 +1,4 @@
-"""Lower bound on the time of a step from the roofline model: every kernel runs at peak FLOP/s or peak bandwidth."""
+"""Lower bound on the time of a step from the roofline model: every kernel runs at peak FLOP/s or bandwidth."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,14 @@ from qkv.cost.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineBound:
-    """Lower bound on the time of a step: the sum over kernels of max(FLOPs / peak, bytes / bandwidth)."""
+    """A lower bound on the time of a step: the sum over kernels of max(FLOPs / peak, bytes / bandwidth)."""
 
     device: DeviceSpec
     workload: Workload
     launches: tuple[KernelLaunch, ...]
 
     def kernel_seconds(self, launch: KernelLaunch) -> float:
-        """Minimum seconds of a kernel, over all its runs.
+        """Return the minimum time of a kernel in seconds, summed over all its runs.
 
         The fused attention kernel skips masked pairs, so only its useful FLOPs count. Other kernels compute all pairs.
         """
@@ -27,7 +27,7 @@ class RooflineBound:
         return max(flops / self.device.peak_flops(self.workload.dtype), launch.n_bytes / self.device.bandwidth)
 
     def bound_by(self, launch: KernelLaunch) -> str:
-        """Limiting resource of a kernel on this device: `compute` or `memory`."""
+        """Return the resource that limits a kernel on this device: `compute` or `memory`."""
         return launch.bound_by(peak=self.device.peak_flops(self.workload.dtype), bandwidth=self.device.bandwidth)
 
     @property
@@ -49,6 +49,6 @@ class RooflineBound:
 
 
 def roofline_bound(estimate: Estimate, device: DeviceSpec) -> RooflineBound:
-    """Bound the time of an estimated step on a device."""
+    """Compute a lower bound on the time of an estimated step on the given device."""
     launches = tuple(launch for launch in estimate.launches if launch.flops or launch.n_bytes)
     return RooflineBound(device=device, workload=estimate.workload, launches=launches)

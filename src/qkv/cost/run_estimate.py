@@ -1,4 +1,4 @@
-"""Memory, FLOPs and time of a training run, summarized in one line before its first step."""
+"""Summarize the memory, FLOPs and time of a training run in one line before the first step."""
 
 import math
 from dataclasses import dataclass
@@ -15,17 +15,20 @@ from qkv.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RunEstimate:
-    """Cost of a run of `steps` updates. The time is known with a calibration or a `matmul_rate`."""
+    """The estimated cost of a training run of `steps` updates.
+
+    The time is available only if there is a calibration or a `matmul_rate`.
+    """
 
     step: Estimate
-    """Estimate of one micro-batch. An update consists of `accumulation_steps` of them."""
+    """Estimate for one micro-batch. Each update consists of `accumulation_steps` micro-batches."""
     steps: int
     matmul_rate: int | float | None
     """FLOP/s that the device reaches in large matmuls."""
     utilization: int | float
-    """Fraction of `matmul_rate` that training reaches."""
+    """Fraction of `matmul_rate` that the training run reaches."""
     calibration: Calibration | None = None
-    """Calibration of the device, if there is one. It predicts the time better than `utilization`."""
+    """Calibration of the device, or None. A calibration predicts the time more accurately than `utilization`."""
 
     @property
     def flops(self) -> int:
@@ -40,7 +43,7 @@ class RunEstimate:
 
     @property
     def summary(self) -> str:
-        """One line with parameters, memory, FLOPs and, if known, time."""
+        """A one-line summary of the parameters, memory, FLOPs and, if known, the time."""
         workload = self.step.workload
         source = "" if workload.source_len is None else f" from {workload.source_len:,}"
         accumulation = f"{workload.accumulation_steps:,}×" if workload.accumulation_steps > 1 else ""
@@ -86,7 +89,7 @@ def estimate_run(
     n_devices: int = 1,
     sharding: Sharding | str = Sharding.DDP,
 ) -> RunEstimate:
-    """Estimate a training run. A `utilization` of 0.3 is typical for mid-sized models."""
+    """Estimate the cost of a training run. A `utilization` of 0.3 is typical for mid-sized models."""
     settings = {
         "batch_size": batch_size,
         "seq_len": seq_len,

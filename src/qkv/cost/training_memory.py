@@ -1,7 +1,7 @@
-"""Peak memory of a training step, without the weights and optimizer state, which are always in memory.
+"""Compute the peak memory of a training step, excluding the weights and optimizer state, which are always in memory.
 
 During the backward pass, activations are freed and gradients are allocated at a constant rate, so the peak occurs at
-one of three stages: at the loss, when the backward pass enters the last block, or when it reaches the embedding. The
+one of three points: at the loss, when the backward pass enters the last block, or when it reaches the embedding. The
 numbers follow eager torch, based on what each operation saves and allocates.
 """
 
@@ -14,20 +14,20 @@ from qkv.cost.operation import LOGITS, LOSS, NO_SAVED_TENSORS, Operation
 from qkv.cost.workload import Precision, Workload
 
 LOSS_ITEMSIZE = 4
-"""Bytes per element of the loss computation, which is always float32."""
+"""Bytes per element in the loss computation, which always uses float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveBytes:
-    """Bytes that are live between the forward and the backward pass."""
+    """The bytes that are live between the forward and backward passes."""
 
     saved: int
-    """Tensors saved by autograd, without the log-probabilities."""
+    """Bytes of the tensors that autograd saves, excluding the log-probabilities."""
     log_probs: int
     recomputed: int
-    """Tensors of the block that activation checkpointing has just recomputed."""
+    """Bytes of the tensors in the block that activation checkpointing has just recomputed."""
     weight_casts: int
-    """16-bit copies of all weights."""
+    """Bytes of the 16-bit copies of all weights."""
     weight_casts_outside_blocks: int
 
     @property
@@ -36,7 +36,7 @@ class LiveBytes:
 
 
 def saved_recomputed_and_cast_bytes(operations: list[Operation], workload: Workload) -> LiveBytes:
-    """Sum the bytes that are live between the forward and the backward pass."""
+    """Sum the bytes that are live between the forward and backward passes."""
     saved, blocks = NO_SAVED_TENSORS, {}
     for op in operations:
         if op.part == LOSS or (workload.loss_chunk_size is not None and op.name == LOGITS):
@@ -46,7 +46,7 @@ def saved_recomputed_and_cast_bytes(operations: list[Operation], workload: Workl
             stack = op.part.split("blocks")[0]
             blocks[stack] = blocks.get(stack, NO_SAVED_TENSORS) + op.saved * op.steps
             if op.part.endswith("feed_forward_out"):
-                # The output of a block is the input of the next one, which checkpointing saves.
+                # The output of a block is the input of the next block, and checkpointing saves this input.
                 saved = saved + op.saved * op.copies
         else:
             saved = saved + op.saved * op.runs
@@ -61,18 +61,18 @@ def saved_recomputed_and_cast_bytes(operations: list[Operation], workload: Workl
 
 
 def weight_cast_bytes(operations: list[Operation], workload: Workload) -> int:
-    """Return the bytes of the 16-bit copies that autocast makes of the weights."""
+    """Return the size in bytes of the 16-bit weight copies that autocast makes."""
     return sum(op.weight_cast_bytes_moved(workload.dtype)[1] * op.copies for op in operations)
 
 
 def loss_block_embedding_peak_bytes(
     operations: list[Operation], config: ModelConfig, workload: Workload, *, gradient_bytes: int
 ) -> dict[str, int]:
-    """Return the bytes at each of the three candidate peaks of a step."""
+    """Return the memory in bytes at each of the three candidate peaks of a step."""
     live = saved_recomputed_and_cast_bytes(operations, workload)
     head = _largest_head(operations)
     unembedding = 0 if head is None else head.weights * workload.dtype.param_itemsize
-    # With gradient accumulation, the gradients of earlier micro-batches are in memory as well.
+    # With gradient accumulation, the gradients of earlier micro-batches are also in memory.
     accumulated = gradient_bytes if workload.accumulation_steps > 1 else 0
     residual = workload.n_tokens * config.d_model * workload.dtype.param_itemsize
     casts = live.weight_casts_outside_blocks if workload.activation_checkpointing else live.weight_casts
@@ -98,7 +98,10 @@ def loss_block_embedding_peak_bytes(
 
 
 def _bytes_freed_before_block_backward(operations: list[Operation], workload: Workload, residual_bytes: int) -> int:
-    """Bytes freed before the backward pass enters the last block: tensors of the head and the input of a final norm."""
+    """Return the number of bytes freed before the backward pass enters the last block.
+
+    They belong to the tensors of the head and the input of a final norm.
+    """
     last = max((i for i, op in enumerate(operations) if op.is_block), default=len(operations))
     above = [
         op for op in operations[last + 1 :] if op.part != LOSS and not (workload.loss_chunk_size and op.name == LOGITS)
@@ -108,26 +111,28 @@ def _bytes_freed_before_block_backward(operations: list[Operation], workload: Wo
 
 
 def _largest_head(operations: list[Operation]) -> Operation | None:
-    """Return the operation with the most logits, or None if there are no logits."""
+    """Return the operation that computes the most logits, or None if no operation computes logits."""
     return max((op for op in operations if op.name == LOGITS), key=lambda op: op.writes, default=None)
 
 
 def _peak_loss_and_weight_cast_bytes(
     head: Operation | None, workload: Workload, *, live: LiveBytes, backward_cast_bytes: int
 ) -> int:
-    """Bytes of the loss and of the weight casts that are live at that time.
+    """Return the peak number of bytes used by the loss and the weight casts.
 
-    In the forward pass all casts are live. `backward_cast_bytes` are those kept for the backward pass.
+    All casts are live during the forward pass. `backward_cast_bytes` is the size of the casts that are kept for the
+    backward pass.
     """
     if head is None or head.matmul is None:
         return live.weight_casts
     dtype = workload.dtype
     half_itemsize = dtype.matmul_itemsize if dtype.matmul_itemsize != LOSS_ITEMSIZE else 0
     if workload.loss_chunk_size is None:
-        # Forward: logits (also in float32) and log-probabilities. Backward: log-probabilities and two gradients.
+        # The forward pass holds the logits (also in float32) and log-probabilities. The backward pass holds the
+        # log-probabilities and two gradients.
         forward = live.weight_casts + head.writes * (half_itemsize + 2 * LOSS_ITEMSIZE)
         return max(forward, backward_cast_bytes + 3 * LOSS_ITEMSIZE * head.writes)
-    # The scaled states and their gradient; the gradient of the unembedding and the increment added to it.
+    # The scaled states and their gradient, and the gradient of the unembedding and the increment added to it.
     rows, d, vocab_size = head.matmul.rows, head.matmul.inner, head.matmul.columns
     states = (3 if dtype is Precision.MIXED else 2) * rows * d * dtype.param_itemsize
     unembedding = vocab_size * d
@@ -142,7 +147,10 @@ def _peak_loss_and_weight_cast_bytes(
 
 
 def _block_backward_temporary_bytes(operations: list[Operation], config: ModelConfig, workload: Workload) -> int:
-    """Temporary bytes in the backward pass of a block (with eager attention, also in its forward pass)."""
+    """Return the temporary memory in bytes during the backward pass of a block.
+
+    With eager attention, this also covers the block's forward pass.
+    """
     dtype, is_mixed = workload.dtype, workload.dtype is Precision.MIXED
     hidden = max((op.reads for op in operations if op.is_block and op.name == "activation"), default=0)
     weights = max((op.weights for op in operations if op.is_block and op.matmul is not None), default=0)
@@ -154,10 +162,10 @@ def _block_backward_temporary_bytes(operations: list[Operation], config: ModelCo
     is_learned = positions is PositionKind.RELATIVE
     has_bias = positions in SCORE_BIAS_POSITIONS
     if workload.kernel is AttentionKernel.EAGER or (is_learned and not workload.on_gpu):
-        # The tensors of the feed-forward layer are freed before the backward pass of attention.
+        # The tensors of the feed-forward layer are freed before the backward pass of attention starts.
         feed_forward_ops = [op.saved for op in operations if "blocks.feed_forward" in op.part]
         freed = sum(feed_forward_ops, NO_SAVED_TENSORS).n_bytes(dtype)
         itemsize = dtype.param_itemsize if workload.on_gpu or has_bias else dtype.matmul_itemsize
         return max(feed_forward, 2 * square * itemsize - freed)
-    # The gradient of a learned bias has the shape of the scores before it is summed over the batch.
+    # Before it is summed over the batch, the gradient of a learned bias has the same shape as the scores.
     return max(feed_forward, square * dtype.matmul_itemsize if is_learned else 0)

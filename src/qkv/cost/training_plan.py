@@ -1,4 +1,4 @@
-"""Plan a training run on a device: model shape, largest batch size, time and cost."""
+"""Plan a training run on a device: model shape, maximum batch size, time and cost."""
 
 from dataclasses import dataclass
 from math import log
@@ -12,16 +12,16 @@ from qkv.cost.workload import MAX_SIZE, Mode, Sharding, Workload
 from qkv.errors import InputError
 
 VOCAB_SIZES = ((50_000_000, 50257), (5_000_000, 8192), (0, 1024))
-"""Minimum number of parameters for each vocabulary size, so that the embedding does not dominate small models."""
+"""Minimum model size in parameters for each vocabulary size, so that the embedding does not dominate small models."""
 DEFAULT_UTILIZATION = 0.4
-"""Fraction of the peak FLOP/s that large models typically reach in training (MFU)."""
+"""Fraction of the peak FLOP/s that is typical for training large models (MFU)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """Training on `tokens` tokens with `n_devices` devices.
+    """A plan for training on `tokens` tokens with `n_devices` devices.
 
-    `batch_size` is the largest number of sequences that fits on one device, or 0 if not even one fits.
+    `batch_size` is the largest number of sequences that fit on one device, or 0 if not even one sequence fits.
     """
 
     config: ModelConfig
@@ -32,10 +32,10 @@ class TrainingPlan:
     sharding: Sharding
     utilization: int | float
     price: int | float | None
-    """Price per device and hour."""
+    """Price per device-hour."""
     batch_size: int
     step: Estimate
-    """Estimate of a step with this batch size, or with one sequence if none fits."""
+    """Estimate of one step with this batch size, or with one sequence if none fits."""
 
     @property
     def fits(self) -> bool:
@@ -43,24 +43,27 @@ class TrainingPlan:
 
     @property
     def flops(self) -> int:
-        """FLOPs of the full run."""
+        """Total FLOPs of the run."""
         workload = self.step.workload
         return self.step.flops.total * self.tokens // (workload.batch_size * workload.seq_len)
 
     @property
     def steps(self) -> int:
-        """Number of updates, each with one batch per device."""
+        """Number of updates. Each update processes one batch per device."""
         workload = self.step.workload
         return -(-self.tokens // (workload.batch_size * workload.seq_len * self.n_devices))
 
     @property
     def seconds(self) -> float:
-        """Time at `utilization` of the peak, but at least the lower bound. Communication overlaps with computation."""
+        """Time in seconds at `utilization` of the peak, but at least the lower bound.
+
+        Communication overlaps with computation.
+        """
         return max(self.compute_seconds, self.bound_seconds)
 
     @property
     def bound_by(self) -> str:
-        """Which of the three times is the largest: `compute`, `kernels` or `communication`."""
+        """The component that takes the longest: `compute`, `kernels` or `communication`."""
         times = {
             "compute": self.compute_seconds,
             "kernels": self.kernel_seconds,
@@ -70,13 +73,13 @@ class TrainingPlan:
 
     @property
     def compute_seconds(self) -> float:
-        """Time of all FLOPs at `utilization` of the peak."""
+        """Time in seconds to compute all FLOPs at `utilization` of the peak."""
         peak = self.device.peak_flops(self.step.workload.dtype)
         return self.flops / (peak * self.utilization * self.n_devices)
 
     @property
     def kernel_seconds(self) -> float:
-        """Time with every kernel of eager torch at the peak or the bandwidth of the device."""
+        """Time in seconds if every kernel of eager torch runs at the peak or the bandwidth of the device."""
         return self.steps * roofline_bound(self.step, self.device).seconds
 
     @property
@@ -85,16 +88,16 @@ class TrainingPlan:
 
     @property
     def bound_seconds(self) -> float:
-        """Lower bound on the time."""
+        """Lower bound on the time in seconds."""
         return max(self.kernel_seconds, self.communication_seconds)
 
     @property
     def cost(self) -> float | None:
-        """Total cost, or None without a price."""
+        """Total cost, or None if no price is given."""
         return None if self.price is None else self.price * self.n_devices * self.seconds / 3600
 
     def fewest_fsdp_devices_workload(self) -> Workload | None:
-        """Return the workload with the fewest FSDP devices that fit one sequence, or None if none does.
+        """Return a workload with the minimum number of FSDP devices on which one sequence fits, or None if none exists.
 
         Activation checkpointing is enabled only if it is needed.
         """
@@ -108,7 +111,10 @@ class TrainingPlan:
 
     @property
     def weight_cast_bytes_preventing_fit(self) -> int:
-        """Bytes of the 16-bit weight copies, which FSDP does not shard, if they prevent fitting, otherwise 0."""
+        """Size in bytes of the 16-bit weight copies if they prevent the step from fitting, otherwise 0.
+
+        FSDP does not shard these copies.
+        """
         changes = {
             "n_devices": self.device_counts_to_try[-1],
             "sharding": Sharding.FSDP,
@@ -121,7 +127,7 @@ class TrainingPlan:
 
     @property
     def device_counts_to_try(self) -> list[int]:
-        """The number of devices multiplied by powers of two, up to about a thousand times."""
+        """The numbers of devices to try: `n_devices` multiplied by powers of two, up to a factor of 1024."""
         return [n for n in (self.n_devices << power for power in range(11)) if n <= MAX_SIZE]
 
     def as_dict(self) -> dict[str, Any]:
@@ -158,7 +164,7 @@ def plan_training(
     price: int | float | None = None,
     activation_checkpointing: bool = False,
 ) -> TrainingPlan:
-    """Plan a training run with the largest batch size that fits. `price` is per device and hour."""
+    """Plan a training run with the largest batch size that fits. `price` is the price per device-hour."""
     if not 1 <= tokens <= MAX_SIZE:
         raise InputError(f"tokens must be between 1 and {MAX_SIZE}, got {tokens}")
     if not 0 < utilization <= 1:
@@ -193,7 +199,7 @@ def plan_training(
 
 
 def max_batch_size(config: ModelConfig, workload: Workload, *, memory: int | float) -> int:
-    """Return the largest batch size whose step fits in `memory` bytes, or 0 if not even one sequence fits."""
+    """Return the largest batch size for which a step fits in `memory` bytes, or 0 if not even one sequence fits."""
 
     def fits(batch_size: int) -> bool:
         return _fits_in_memory(config, workload.replace(batch_size=batch_size), memory)
@@ -216,9 +222,9 @@ def _fits_in_memory(config: ModelConfig, workload: Workload, memory: int | float
 
 
 def gpt_config_for_size(n_parameters: int, *, context_length: int = 1024) -> GPTConfig:
-    """Return a GPT-2 config with about this many parameters.
+    """Return a GPT-2 config with approximately the given number of parameters.
 
-    Heads have a width of 64, and the model is about 30 to 130 times as wide as it is deep.
+    The heads have a width of 64, and the model is about 30 to 130 times as wide as it is deep.
     """
     if not 10**6 <= n_parameters <= MAX_SIZE:
         raise InputError(f"params must be between {10**6} and {MAX_SIZE}, got {n_parameters}")

@@ -25,7 +25,7 @@ def format_flops(n: int | float) -> str:
 
 
 def format_duration(seconds: int | float) -> str:
-    """Format a duration with at most two significant digits below a year: 45 s, 2.8 min, 5.2 h, 12 days."""
+    """Format a duration with at most two significant digits below a year, such as 45 s, 2.8 min, 5.2 h or 12 days."""
     for limit, unit, name in ((2 * _MINUTE, 1, "s"), (2 * _HOUR, _MINUTE, "min"), (2 * _DAY, _HOUR, "h")):
         if seconds < limit:
             number = seconds / unit
@@ -36,9 +36,9 @@ def format_duration(seconds: int | float) -> str:
 
 
 def _scale_to_unit(n: int | float, base: int, units: tuple[str, ...]) -> tuple[str, str]:
-    """Divide by `base` until the number is below it, and return the formatted number and its unit.
+    """Divide by `base` until the number is less than `base`, and return the formatted number and its unit.
 
-    Numbers too large for the last unit are shown with more digits.
+    Numbers that are too large for the last unit are shown with more digits.
     """
     i = 0
     while i + 1 < len(units) and round(n, 1) >= base:

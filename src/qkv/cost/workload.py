@@ -1,4 +1,4 @@
-"""Workload settings: batch size, sequence length, precision and mode of the step to be estimated."""
+"""Settings of the step to estimate, such as batch size, sequence length, precision and mode."""
 
 from enum import StrEnum
 from typing import Annotated, Self
@@ -10,12 +10,12 @@ from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, RNNConfig, Se
 from qkv.errors import ConfigError, ContextLengthError
 
 MAX_SIZE = 10**15
-"""Largest accepted size. Larger values are almost certainly typing errors."""
+"""Largest accepted size. Larger values are almost certainly typos."""
 Size = Annotated[int, Field(strict=True, ge=1, le=MAX_SIZE)]
 
 
 class Mode(StrEnum):
-    """Type of the estimated step."""
+    """The type of step to estimate."""
 
     TRAIN = "train"
     """One training step: forward pass, backward pass and optimizer update."""
@@ -26,76 +26,78 @@ class Mode(StrEnum):
     DECODE = "decode"
     """One decode step with a KV cache. `seq_len` includes the new token."""
     GENERATE = "generate"
-    """Prefill of a prompt of `seq_len` tokens, then decode steps. The prefill yields the first of `n_new_tokens`."""
+    """Prefill of a prompt of `seq_len` tokens, followed by decode steps. The prefill yields the first of
+    `n_new_tokens`."""
 
 
 class DeviceType(StrEnum):
-    """Type of device. It affects what some kernels save for the backward pass, but never the FLOPs."""
+    """The type of device, which affects what some kernels save for the backward pass but not the FLOPs."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Sharding(StrEnum):
-    """Data-parallel strategy for training on several devices."""
+    """The data-parallel strategy for training on several devices."""
 
     DDP = "ddp"
     """Every device holds all weights. Gradients are averaged with an all-reduce."""
     FSDP = "fsdp"
-    """Weights, gradients and optimizer state are sharded. Weights are all-gathered in both passes."""
+    """Weights, gradients and optimizer state are sharded. Weights are all-gathered in the forward and backward
+    passes."""
 
 
 class Precision(StrEnum):
-    """Floating-point precision of a workload."""
+    """The floating-point precision of a workload."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     MIXED = "mixed"
-    """Weights, gradients and optimizer state in float32, matmuls in 16 bits (torch.autocast)."""
+    """Weights, gradients and optimizer state use float32, and matmuls use 16 bits (torch.autocast)."""
 
     @property
     def matmul_itemsize(self) -> int:
-        """Bytes per element of matmul inputs and outputs."""
+        """Number of bytes per element in matmul inputs and outputs."""
         return 4 if self is Precision.FLOAT32 else 2
 
     @property
     def training_precision(self) -> "Precision":
-        """Precision used to train a model that runs inference in this precision."""
+        """The precision for training a model that runs inference in this precision."""
         return Precision.FLOAT32 if self is Precision.FLOAT32 else Precision.MIXED
 
     @property
     def param_itemsize(self) -> int:
-        """Bytes per element of weights, gradients, optimizer state and tensors that autocast keeps in float32."""
+        """Bytes per element in weights, gradients, optimizer state and tensors that autocast keeps in float32."""
         return 2 if self in (Precision.FLOAT16, Precision.BFLOAT16) else 4
 
 
 class Workload(Config):
-    """Settings of one step. Invalid sizes and combinations raise `ConfigError` on construction."""
+    """The settings of one step. Invalid sizes and combinations raise `ConfigError` on construction."""
 
     batch_size: Size
     seq_len: Size
-    """Tokens per sequence. In models with a source, the length of the target."""
+    """Number of tokens per sequence. For models with a source, this is the length of the target."""
     source_len: Size | None = None
-    """Tokens per source sequence (default: `seq_len`). Only valid for models with an encoder for a source."""
+    """Number of tokens per source sequence (default: `seq_len`). Only valid for models that encode a source."""
     mode: Mode = Mode.FORWARD
     dtype: Precision = Precision.FLOAT32
     kernel: AttentionKernel = AttentionKernel.FUSED
     activation_checkpointing: bool = False
-    """Save only the input of each block and recompute the block in the backward pass."""
+    """If True, save only the input of each block and recompute the block in the backward pass."""
     loss_chunk_size: Size | None = None
-    """Number of positions whose logits are in memory at a time. Their gradients are computed in the forward pass.
-    None computes all logits at once."""
+    """Number of positions whose logits are in memory at a time, or None to compute all logits at once. With chunks, the
+    gradients are computed in the forward pass."""
     accumulation_steps: Size = 1
-    """Micro-batches per optimizer update. All other numbers refer to one micro-batch."""
+    """Number of micro-batches per optimizer update. All other numbers refer to one micro-batch."""
     n_new_tokens: Size | None = None
-    """Tokens generated per sequence in mode=generate."""
+    """Number of tokens generated per sequence with mode=generate."""
     logits_to_keep: Size | None = None
-    """Positions per sequence whose logits are computed, for example 15 % of them in masked language modeling.
-    None means all positions, or only the last prompt position in mode=generate."""
+    """Number of positions per sequence whose logits are computed, for example 15 % of them in masked language modeling.
+    None means all positions, or only the last prompt position with mode=generate."""
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     ema: bool = False
-    """Keep an exponential moving average of the weights."""
+    """If True, keep an exponential moving average of the weights."""
     n_devices: Size = 1
     sharding: Sharding = Sharding.DDP
     device_type: DeviceType = DeviceType.CUDA
@@ -126,22 +128,25 @@ class Workload(Config):
 
     @property
     def n_tokens(self) -> int:
-        """Target positions computed in one step, over the full batch."""
+        """Number of target positions computed in one step for the full batch."""
         return self.batch_size * self.n_queries
 
     @property
     def n_queries(self) -> int:
-        """Target positions computed per sequence in one step."""
+        """Number of target positions per sequence computed in one step."""
         return 1 if self.mode is Mode.DECODE else self.seq_len
 
     @property
     def n_logit_rows(self) -> int:
-        """Positions of the full batch whose logits are computed in one step."""
+        """Number of positions in the full batch whose logits are computed in one step."""
         return self.n_tokens if self.logits_to_keep is None else self.batch_size * self.logits_to_keep
 
     @property
     def final_seq_len(self) -> int:
-        """Tokens per sequence in the cache at the end. The last generated token is never fed back to the model."""
+        """Number of tokens per sequence in the cache at the end.
+
+        The last generated token is never fed back to the model.
+        """
         return self.seq_len + (self.n_new_tokens or 1) - 1
 
     @property
@@ -150,7 +155,7 @@ class Workload(Config):
 
     @property
     def n_source(self) -> int:
-        """Tokens per source sequence, `seq_len` if `source_len` is not set."""
+        """Number of tokens per source sequence, which is `seq_len` if `source_len` is not set."""
         return self.seq_len if self.source_len is None else self.source_len
 
     def check_supported_by(self, config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""Training data: read text files, tokenize them into stores on disk, and build batches.
+"""Prepare training data: read text files, tokenize them into stores on disk, and build batches.
 
 The names exported here do not require torch, but the batch modules do.
 """

@@ -1,4 +1,4 @@
-"""Read documents from text, JSON lines and table files.
+"""Read documents from text files, JSON Lines files and tables.
 
 A document is a text file, a section of it between <|endoftext|> lines, a JSON line or a table row. JSON and table lines
 are read into memory as a whole. Other long documents are read in chunks, which are split at points that do not affect
@@ -27,7 +27,7 @@ _SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTI
 
 @dataclass(frozen=True, slots=True)
 class DocumentChunk:
-    """A document or a chunk of a long document. The concatenated chunks are the document."""
+    """A complete document, or one chunk of a long document. Concatenating the chunks gives the document."""
 
     text: str
     is_last: bool
@@ -35,7 +35,7 @@ class DocumentChunk:
 
 
 def read_documents(paths: Sequence[str | Path], *, field: str = "text") -> Iterator[str]:
-    """Read complete documents. Use `read_chunks` if documents may be too large to fit in memory."""
+    """Yield complete documents. Use `read_chunks` if a document may be too large to fit in memory."""
     for source in parse_text_sources(paths):
         with open_raw_and_decompressed(source) as (_, stream):
             chunks: list[str] = []
@@ -53,7 +53,7 @@ def read_text_chunks(
     stop_after_characters: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[str]:
-    """Read texts without document boundaries, for example to train a tokenizer.
+    """Yield texts without document boundaries, for example to train a tokenizer.
 
     Stops after about `stop_after_characters` characters. `progress` is called with the number of bytes read and the
     total.
@@ -73,7 +73,7 @@ def read_text_chunks(
 
 
 def read_chunks(source: TextSource, stream: BufferedIOBase, *, field: str = "text") -> Iterator[DocumentChunk]:
-    """Read the documents of a file in chunks, according to its file type.
+    """Yield the documents in a file in chunks. The parser depends on the file type.
 
     `field` is the key of the text in .jsonl lines, or the column in tables: a name from the header row, or a number
     (counted from 1) for tables without a header. Cells of .csv files may be quoted. In .tsv files, quotation marks are
@@ -100,7 +100,7 @@ def _read_jsonl_csv_or_text(source: TextSource, stream: BufferedIOBase, field: s
 
 
 def _slice_documents(chunks: Iterator[DocumentChunk], start: int | None, stop: int | None) -> Iterator[DocumentChunk]:
-    """Yield the chunks of documents[start:stop]. A negative index requires keeping that many documents in memory."""
+    """Yield the chunks of documents[start:stop]. Negative indices require keeping that many documents in memory."""
     documents = _group_by_document(chunks)
     if start is not None and start < 0:
         last = deque(enumerate(documents), maxlen=-start)
@@ -145,7 +145,7 @@ def _split_at_endoftext_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
     buffer, has_started = "", False
     for block in blocks:
         buffer += block
-        complete = buffer.rfind("\n") + 1  # the last line is incomplete, so it may still become a separator
+        complete = buffer.rfind("\n") + 1  # the last line may be incomplete and still become a separator
         start = 0
         for separator in _SEPARATOR.finditer(buffer, 0, complete):
             if separator.start() == 0 and has_started:
@@ -166,7 +166,7 @@ def _split_at_endoftext_lines(blocks: Iterator[str]) -> Iterator[DocumentChunk]:
 
 
 def _split_document_or_rest(text: str, *, is_continuation: bool) -> Iterator[DocumentChunk]:
-    """Yield the rest of a document, or all of it if no chunk has been yielded yet."""
+    """Yield the rest of a document, or the complete document if no chunk has been yielded yet."""
     if not is_continuation:
         yield from _strip_and_split_into_chunks(text)
         return
@@ -177,7 +177,7 @@ def _split_document_or_rest(text: str, *, is_continuation: bool) -> Iterator[Doc
 
 
 def _decode_utf8_blocks(name: str, stream: BufferedIOBase) -> Iterator[str]:
-    """Decode a stream in blocks of equal size, so that chunks do not depend on the decompressor."""
+    """Decode a stream in blocks of equal size so that the chunks do not depend on the decompressor."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, line = 0, 1
     while True:
@@ -207,7 +207,7 @@ def _read_fixed_size_block(stream: BufferedIOBase) -> bytes:
 
 
 def read_utf8_lines(name: str, stream: BufferedIOBase) -> Iterator[str]:
-    """Read UTF-8 lines. Raises `InputError` for binary or otherwise invalid data."""
+    """Yield UTF-8 lines from a stream. Raises `InputError` for binary or otherwise invalid data."""
     offset = 0
     for number, data in enumerate(stream, start=1):
         _check_not_binary(name, data, offset=offset)

@@ -1,4 +1,4 @@
-"""Atomic file writes and file errors with helpful messages."""
+"""Write files atomically and report file errors with helpful messages."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from qkv.errors import DiskError, InputError
 
 @contextmanager
 def convert_os_errors_to_disk_error(path: Path, bytes_to_write: int) -> Iterator[None]:
-    """Convert an `OSError` to a `DiskError` that contains the path, the bytes to write and the bytes available."""
+    """Convert any `OSError` to a `DiskError` with the path, the number of bytes to write and the bytes available."""
     try:
         yield
     except OSError as error:
@@ -24,7 +24,10 @@ def convert_os_errors_to_disk_error(path: Path, bytes_to_write: int) -> Iterator
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a temporary file, fsync it and rename it, so that readers never see a partially written file."""
+    """Write a file atomically so that readers never see a partially written file.
+
+    The data is written to a temporary file, which is flushed to disk and then renamed.
+    """
     with convert_os_errors_to_disk_error(path, len(data)):
         temporary = partial_path(path)
         with temporary.open("wb") as stream:
@@ -36,7 +39,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises an `InputError` that contains the file name if reading fails."""
+    """Read a JSON object from a file. If reading fails, an `InputError` with the file name is raised."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -49,12 +52,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the temporary file that is written before it replaces `path`."""
+    """Return the path of the temporary file that will replace `path`."""
     return path.with_name(path.name + ".partial")
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or folder to disk. A rename only survives a power failure if its folder is flushed."""
+    """Flush a file or folder to disk. To survive a power failure, a rename requires flushing the folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -19,7 +19,7 @@ _MAX_VALUES = 1 << 62
 
 
 class Permutation:
-    """A pseudorandom permutation of [0, n), determined by the integers of `key`."""
+    """A pseudorandom permutation of [0, n) that is determined by a key of integers."""
 
     def __init__(self, n: int, *key: int) -> None:
         if not 1 <= n <= _MAX_VALUES:
@@ -32,7 +32,7 @@ class Permutation:
         self._keys = np.frombuffer(_hash_key(*key), dtype="<u8").astype(np.uint64)
 
     def __call__(self, indices: Indices) -> Indices:
-        """Return the permuted value of each index."""
+        """Return the value to which the permutation maps each index."""
         if indices.size and not 0 <= indices.min() <= indices.max() < self.n:
             raise ConfigError(
                 f"indices from {indices.min()} to {indices.max()} are out of range for a permutation of {self.n} values"
@@ -51,24 +51,24 @@ class Permutation:
 
 
 def keyed_integer(n: int, *key: int) -> int:
-    """Return a pseudorandom integer in [0, n), determined by the key."""
+    """Return a pseudorandom integer in [0, n) that is determined by the key."""
     return int.from_bytes(_hash_key(*key)[:16], "little") % n
 
 
 def keyed_uint64(counters: Indices, *key: int) -> NDArray[np.uint64]:
-    """Return 64 pseudorandom bits for each counter, from the splitmix64 stream of the key."""
+    """Return 64 pseudorandom bits for each counter, taken from the key's splitmix64 stream."""
     first, second = np.frombuffer(_hash_key(*key), dtype="<u8")[:2]
     # Using two keys prevents one stream from being a shifted copy of another.
     return _splitmix64_mix(_splitmix64_mix(counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first) ^ second)
 
 
 def keyed_uniform(counters: Indices, *key: int) -> NDArray[np.float64]:
-    """Return a pseudorandom number in [0, 1) for each counter."""
+    """Return a pseudorandom number in [0, 1) for each counter, determined by the key."""
     return (keyed_uint64(counters, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def rank_row_range(n_rows: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first row and the last row (exclusive) of a rank. Rows are distributed as evenly as possible."""
+    """Return the range [start, stop) of rows for a rank. Rows are distributed among ranks as evenly as possible."""
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank must be between 0 and world_size - 1, got rank={rank} and world_size={world_size}")
     return n_rows * rank // world_size, n_rows * (rank + 1) // world_size
@@ -79,7 +79,7 @@ def _hash_key(*key: int) -> bytes:
 
 
 def _splitmix64_mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, 2014).
+    """Apply the splitmix64 finalizer (Steele, Lea and Flood, 2014).
 
     On average, flipping one input bit flips half of the output bits.
     """

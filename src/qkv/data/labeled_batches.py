@@ -1,4 +1,4 @@
-"""Batches of labeled texts of similar length, which minimizes padding.
+"""Build batches of labeled texts with similar lengths to minimize padding.
 
 Each epoch shuffles the rows, splits them into pools of `BATCHES_PER_POOL` batches, sorts each pool by length and
 shuffles the batches. Batch t is a pure function of (seed, t).
@@ -19,14 +19,17 @@ from qkv.tensors import AttentionMask, Ids
 from qkv.text import Encoding
 
 BATCHES_PER_POOL = 50
-"""Number of batches whose rows are sorted together. It is large enough for nearly equal lengths within each batch."""
+"""Number of batches whose rows are sorted together.
+
+A pool of this size is large enough for rows in the same batch to have nearly equal lengths.
+"""
 
 Targets = Int[Tensor, "row"] | Float[Tensor, "row"] | Float[Tensor, "row class"]
 """Class indices, regression targets, or multi-hot label vectors."""
 
 
 class ConcatenatedEncodings:
-    """Sequences of ids of different lengths, concatenated into one array."""
+    """Token sequences of different lengths, concatenated into one array."""
 
     def __init__(self, rows: Sequence[Encoding]) -> None:
         self.lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
@@ -44,9 +47,9 @@ class LabeledBatch:
 
     ids: Ids
     segments: Ids | None
-    """Segment ids of text pairs, or None for single texts."""
+    """Segment ids for text pairs, or None for single texts."""
     attention_mask: AttentionMask | None
-    """`False` marks padding. None if all rows have the same length."""
+    """Mask that is `False` at padding, or None if all rows have the same length."""
     targets: Targets
     rows: Int[Tensor, "row"]
     """Indices of the rows in the data set."""
@@ -80,7 +83,7 @@ class LabeledBatch:
 
 
 class LengthGroupedLabeledBatches:
-    """Endless training batches `batch(t)`, and evaluation batches that contain each row once."""
+    """Source of endless training batches, and of evaluation batches that contain each row once."""
 
     def __init__(
         self,
@@ -93,7 +96,10 @@ class LengthGroupedLabeledBatches:
         width_multiple: int = 1,
         max_width: int | None = None,
     ) -> None:
-        """Create batches. Widths are rounded up to `width_multiple` for efficiency on GPUs, up to `max_width`."""
+        """Prepare to create batches of the given sequences.
+
+        Batch widths are rounded up to a multiple of `width_multiple` for efficient GPU use, but limited to `max_width`.
+        """
         self._sequences = sequences
         self._targets = targets
         self._batch_size = batch_size
@@ -105,7 +111,7 @@ class LengthGroupedLabeledBatches:
 
     @property
     def n_batches(self) -> int:
-        """Number of batches per epoch. One of them may be smaller."""
+        """Number of batches per epoch. One batch may be smaller than the others."""
         return -(-len(self._sequences) // self._batch_size)
 
     def batch(self, t: int) -> LabeledBatch:
@@ -113,7 +119,7 @@ class LengthGroupedLabeledBatches:
         return self._build_padded_batch(self._epoch_batches(epoch)[number])
 
     def eval_batches_sorted_by_length(self, n_rows: int) -> Iterator[LabeledBatch]:
-        """Yield batches of `n_rows` rows that contain each row once, sorted by length."""
+        """Yield batches of up to `n_rows` rows, sorted by length. Each row occurs in exactly one batch."""
         by_length = np.argsort(self._sequences.lengths, kind="stable")
         for start in range(0, len(by_length), n_rows):
             yield self._build_padded_batch(by_length[start : start + n_rows])

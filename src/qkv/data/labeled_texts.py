@@ -1,4 +1,4 @@
-"""Read labeled texts from tables (.tsv, .csv) and JSON lines.
+"""Read labeled texts from tables (.tsv, .csv) and JSON Lines files.
 
 The first row of a table is a header, unless columns are specified by number (counted from 1). Blank lines are only
 allowed at the end of a file. Elsewhere, they indicate a row with missing text.
@@ -19,32 +19,32 @@ from qkv.data.text_sources import TextSource, open_raw_and_decompressed, parse_s
 from qkv.errors import InputError
 
 LABEL_SEPARATOR = ","
-"""Separator of multiple labels in tables. JSON lines contain lists."""
+"""Separator between multiple labels in a table cell. JSON Lines files use lists instead."""
 MAX_LISTED_LABELS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Columns of the texts and labels."""
+    """Names of the columns that contain the texts and labels."""
 
     text: tuple[str, ...] = ()
-    """Text column, or two columns for text pairs (default: `text`, or `text_a` and `text_b`)."""
+    """Name of the text column, or of the two columns of a text pair (default: `text`, or `text_a` and `text_b`)."""
     label: str | None = None
-    """Label column (default: `label`, or `score` for regression if that column exists)."""
+    """Name of the label column (default: `label`, or `score` for regression if that column exists)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledTexts:
-    """Labeled texts in the order of the file."""
+    """Labeled texts, in the same order as in the file."""
 
     name: str
     """Name used in error messages, usually the name of the file."""
     texts: list[tuple[str, ...]]
-    """Text or text pair of each row."""
+    """Text or text pair in each row."""
     labels: list[tuple[str, ...]]
-    """Labels of each row, as written in the file. Each row has exactly one label except in multi-label problems."""
+    """Labels of each row, as written in the file. Rows have exactly one label except in multi-label problems."""
     line_numbers: list[int]
-    """Line number of each row."""
+    """Line number of each row in the file."""
 
     def __post_init__(self) -> None:
         if not self.texts:
@@ -55,7 +55,7 @@ class LabeledTexts:
         return len(self.texts[0]) == 2
 
     def location(self, row: int) -> str:
-        """Return the file and line of a row for error messages."""
+        """Return the file name and line number of a row for use in error messages."""
         return f"{self.name}: line {self.line_numbers[row]}"
 
     def numeric_labels(self) -> list[float]:
@@ -72,7 +72,7 @@ class LabeledTexts:
         return values
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the sorted distinct labels. Raises `InputError` if there are fewer than two."""
+        """Return the distinct labels in sorted order. Raises `InputError` if there are fewer than two."""
         names = tuple(sorted({label for labels in self.labels for label in labels}))
         if len(names) < 2:
             problem = f"all {len(self.labels)} rows have the label {names[0]!r}" if names else "no row has a label"
@@ -80,7 +80,7 @@ class LabeledTexts:
         return names
 
     def class_indices(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the labels of each row as indices into `names`, the class names used in training."""
+        """Convert the labels of each row to indices into `names`, the class names used in training."""
         index_by_name = {name: index for index, name in enumerate(names)}
         rows = []
         for row, labels in enumerate(self.labels):
@@ -96,7 +96,7 @@ class LabeledTexts:
 
 
 def labeled_texts_from_rows(name: str, rows: Iterable[Sequence[Any]]) -> LabeledTexts:
-    """Create labeled texts from rows (text, label) or (text, text, label). Multiple labels are passed as a list."""
+    """Create labeled texts from (text, label) or (text, text, label) rows. Multiple labels are passed as a list."""
     texts, labels = [], []
     for number, row in enumerate(rows, 1):
         if len(row) not in (2, 3):
@@ -149,7 +149,7 @@ Record = dict[str, Any]
 
 
 class _TextLabelColumnResolver:
-    """Determine the text and label columns from the first row."""
+    """Resolver that determines the text and label columns from the first row."""
 
     def __init__(self, name: str, columns: ColumnNames, *, prefer_score_column: bool) -> None:
         self._name = name

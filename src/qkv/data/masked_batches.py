@@ -1,4 +1,4 @@
-"""Pre-training batches of BERT: [CLS] A [SEP] B [SEP] with masked tokens.
+"""Build BERT's pre-training batches, whose rows are [CLS] A [SEP] B [SEP] with masked tokens.
 
 Batch t is a pure function of (seed, t).
 """
@@ -32,16 +32,19 @@ class MaskedBatch:
     """Segment ids: 0 for [CLS] A [SEP], 1 for B [SEP]."""
     attention_mask: AttentionMask
     masked_positions: Int[Tensor, "batch slot"]
-    """Positions of the masked tokens. All rows have the same number of slots, so shapes are constant."""
+    """Positions of the masked tokens. All rows have the same number of slots so that shapes are constant."""
     targets: Int[Tensor, "batch slot"]
     """Original tokens at the masked positions, or IGNORE_INDEX in unused slots."""
     next_sentence_labels: Int[Tensor, "batch"] | None
-    """1 if B is from another document and 0 if B follows A, or None if next-sentence prediction is disabled."""
+    """Labels that are 1 if B is from another document and 0 if B follows A.
+
+    None if next-sentence prediction is disabled.
+    """
     n_targets: int
     full_batch_targets_per_row: float
-    """Mean number of targets per row of the full batch. `split` does not change this number.
+    """Mean number of targets per row in the full batch, which `split` does not change.
 
-    It determines the weight of the next-sentence loss relative to the masked-token loss.
+    This number determines the weight of the next-sentence loss relative to the masked-token loss.
     """
 
     @property
@@ -64,7 +67,7 @@ class MaskedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedBatches:
-    """An endless sequence of batches. Each epoch has different spans, segment pairs and masked tokens."""
+    """An endless sequence of masked batches. Spans, segment pairs and masked tokens differ between epochs."""
 
     source: SentenceStore
     tokenizer: Tokenizer
@@ -80,11 +83,11 @@ class MaskedBatches:
             raise ConfigError(
                 f"seq_len must be at least {min_length} (the special tokens and two text tokens), got {self.seq_len}"
             )
-        _ = self.pair_sampler, self._masker  # create them now, so that invalid settings are reported immediately
+        _ = self.pair_sampler, self._masker  # create both now to report invalid settings immediately
 
     @cached_property
     def pair_sampler(self) -> SegmentPairSampler:
-        """Sampler of the text spans of each example."""
+        """Sampler that selects the text spans for each example."""
         return SegmentPairSampler(
             source=self.source,
             max_text_tokens=self.seq_len - self.config.n_special_tokens,
@@ -98,18 +101,18 @@ class MaskedBatches:
         return TokenMasker(self.tokenizer, self.config, seq_len=self.seq_len)
 
     def epoch(self, t: int) -> float:
-        """Return the number of epochs completed before batch t, as a fraction."""
+        """Return the (fractional) number of epochs completed before batch t."""
         return t * self.batch_size / self.pair_sampler.n_examples
 
     def rank_example_numbers(self, t: int, *, rank: int = 0, world_size: int = 1) -> Indices:
-        """Return the example numbers of batch t for this rank."""
+        """Return the numbers of the examples in batch t that belong to this rank."""
         if t < 0:
             raise InputError(f"the batch number must not be negative, got {t}")
         first, last = rank_row_range(self.batch_size, rank=rank, world_size=world_size)
         return np.arange(first, last, dtype=np.int64) + t * self.batch_size
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> MaskedBatch:
-        """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
+        """Return this rank's rows of batch t. Concatenating the rows of all ranks gives the full batch."""
         examples = self.rank_example_numbers(t, rank=rank, world_size=world_size)
         pairs = self.pair_sampler(examples)
         lengths = pairs.a_lengths + pairs.b_lengths + self.config.n_special_tokens

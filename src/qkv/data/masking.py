@@ -1,6 +1,6 @@
-"""Token masking for BERT's masked language modeling.
+"""Mask tokens for BERT's masked language modeling.
 
-The tokens of a row are put in random order and the first 15 % are masked. Starting at a random masked token (and
+The tokens of a row are put in random order, and the first 15 % are masked. Starting at a random masked token (and
 wrapping around), 80 % become [MASK], 10 % become a random token and the rest are unchanged. The fractions are exact in
 every row up to rounding. The rounding is random, so the fractions are also exact on average. The result is a pure
 function of (seed, example).
@@ -34,7 +34,7 @@ class Replacement(IntEnum):
 
 
 class _MaskingRandomStreamKey(IntEnum):
-    """Keys of the random streams. The keys of `next_sentence` start at 0."""
+    """Keys for the random streams. The module `next_sentence` uses keys from 0."""
 
     ORDER = 10
     ROUNDING = 11
@@ -43,11 +43,11 @@ class _MaskingRandomStreamKey(IntEnum):
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """Rows of ids with masked tokens."""
+    """Rows of token ids after masking, with the positions and original ids of the masked tokens."""
 
     ids: Indices
     masked_positions: Indices
-    """Sorted positions of the masked tokens. All rows have the same number of slots, and unused slots are 0."""
+    """Sorted positions of the masked tokens. All rows have the same number of slots, and unused slots contain 0."""
     targets: Indices
     """Original tokens at the masked positions, or IGNORE_INDEX in unused slots."""
 
@@ -55,11 +55,11 @@ class MaskedRows:
 class _ShuffledPositions(NamedTuple):
     positions: Indices
     n_maskable: Indices
-    """Number of maskable tokens of each row. The positions of these tokens come first."""
+    """Number of maskable tokens in each row. The positions of these tokens come first."""
 
 
 class TokenMasker:
-    """Masks tokens in rows of up to `seq_len` tokens, including special tokens."""
+    """Masking of tokens in rows of up to `seq_len` tokens, including special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, config: MaskingConfig, *, seq_len: int) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class TokenMasker:
         self._continues = _word_continuation_flags_by_id(tokenizer) if config.whole_word_masking else None
 
     def __call__(self, ids: Indices, examples: Indices, *, seed: int) -> MaskedRows:
-        """Mask tokens in each row. `examples` are the example numbers of the rows, which determine the randomness."""
+        """Mask tokens in each row. The example numbers in `examples` determine the randomness of the rows."""
         order, n_maskable = self._shuffle_positions_maskable_first(ids, examples, seed)
         rounding, offset = keyed_uniform(examples * 2 + np.arange(2)[:, None], seed, _MaskingRandomStreamKey.ROUNDING)[
             ..., None
@@ -93,15 +93,15 @@ class TokenMasker:
         )
 
     def _shuffle_positions_maskable_first(self, ids: Indices, examples: Indices, seed: int) -> _ShuffledPositions:
-        """Return the positions of each row in random order, and the number of maskable tokens.
+        """Return the positions in each row in random order, and the number of maskable tokens.
 
-        Maskable tokens come before special tokens, and the tokens of a word are adjacent for whole-word masking.
+        Maskable tokens come before special tokens. For whole-word masking, the tokens of a word are adjacent.
         """
         length = ids.shape[1]
         keys = keyed_uint64(examples[:, None] * length + np.arange(length), seed, _MaskingRandomStreamKey.ORDER)
         if self._continues is not None:
             keys = np.take_along_axis(keys, self._word_starts(ids), 1)
-        # The low bits of each key are the position. Unlike an argsort, sorting unique keys is deterministic.
+        # The low bits of each key contain the position. Unlike an argsort, sorting unique keys is deterministic.
         n_bits = np.uint64((length - 1).bit_length())
         keys = ((keys >> n_bits >> _UINT64_ONE) << n_bits) | np.arange(length, dtype=np.uint64)
         is_special = self._is_special[ids]
@@ -111,14 +111,14 @@ class TokenMasker:
         return _ShuffledPositions(positions, n_maskable=length - is_special.sum(1, keepdims=True))
 
     def _word_starts(self, ids: Indices) -> Indices:
-        """Return the position of the first token of the word at each position."""
+        """Return, for each position, the position at which its word starts."""
         assert self._continues is not None
         return np.maximum.accumulate(np.where(self._continues[ids], 0, np.arange(ids.shape[1])), axis=1)
 
     def _replace_masked_tokens(
         self, ids: Indices, packed_positions_and_kinds: Indices, examples: Indices, seed: int
     ) -> MaskedRows:
-        """Replace the masked tokens.
+        """Replace the masked tokens and return the resulting rows.
 
         `packed_positions_and_kinds` combines the position and the kind of replacement in a single number, so one sort
         orders both.
@@ -143,10 +143,10 @@ class TokenMasker:
 def _select_whole_words_within_budget(
     shuffled_words: Indices, n_masked: Indices, n_maskable: Indices
 ) -> NDArray[np.bool_]:
-    """Select which positions of a random order are masked, without splitting a word.
+    """Select which of the shuffled positions to mask without splitting a word.
 
-    A word that would exceed the number of masked tokens is skipped in favor of later words of a single token.
-    `shuffled_words` identifies the word of each position of the order.
+    A word that would exceed the number of masked tokens is skipped in favor of later words that consist of a single
+    token. `shuffled_words` identifies the word at each of the shuffled positions.
     """
     ranks = np.arange(shuffled_words.shape[1])
     at_limit = np.take_along_axis(shuffled_words, np.minimum(n_masked, shuffled_words.shape[1] - 1), 1)
@@ -160,9 +160,10 @@ def _select_whole_words_within_budget(
 
 
 def _word_continuation_flags_by_id(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Return which ids continue a word.
+    """Return an array that indicates which token ids continue a word.
 
-    These are tokens that start with ## in WordPiece vocabularies, and tokens without a leading space in others.
+    These are tokens that start with ## in WordPiece vocabularies, and tokens without a leading space in other
+    vocabularies.
     """
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(tokenizer.vocab_size)]
     if any(token.startswith("##") for token in tokens):

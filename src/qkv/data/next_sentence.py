@@ -1,7 +1,7 @@
 """Sample segment pairs for BERT's next-sentence prediction.
 
-An example is a span of a document, split into segments A and B between two sentences. In one of every two examples, B
-is replaced by a segment of another document. This segment is chosen in the same way, so neither its length nor its
+An example is a span of a document, split into segments A and B between two sentences. In half of the examples, B is
+replaced with a segment from another document. That segment is chosen in the same way, so neither its length nor its
 boundaries reveal the label. Each epoch visits evenly spaced span centers in random order. The result is a pure function
 of (seed, example), and nothing is stored.
 """
@@ -24,7 +24,7 @@ MIN_SHORT_FRACTION = 1 / 8
 
 
 class _RandomStreamKey(IntEnum):
-    """Keys of the random streams. The keys of `masking` start at 10."""
+    """Keys for the random streams. The module `masking` uses keys from 10."""
 
     ORDER = 0
     OFFSET = 1
@@ -45,12 +45,12 @@ class SegmentPairSpans:
     b_starts: Indices
     b_lengths: Indices
     is_random_next: NDArray[np.bool_]
-    """Whether B is from another document."""
+    """Whether each segment B is from another document."""
 
 
 @dataclass(frozen=True)
 class _SplitSpans:
-    """Spans [start, stop) of at most `max_tokens` tokens, which are split at `split`."""
+    """Spans [start, stop) of at most `max_tokens` tokens, each with the position at which it is split."""
 
     max_tokens: Indices
     document_start: Indices
@@ -62,14 +62,14 @@ class _SplitSpans:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentPairSampler:
-    """Samples the segments A and B of each example."""
+    """Sampler for segments A and B of each example."""
 
     source: SentenceStore
     max_text_tokens: int
-    """Maximum total length of A and B, at least 2."""
+    """Maximum total number of tokens in A and B, which must be at least 2."""
     seed: int
     sample_pairs: bool = True
-    """Whether to sample pairs. If False, segment A is the whole span."""
+    """Whether to sample pairs. If False, segment A is the entire span."""
     short_sequence_fraction: float = 0.1
     """Fraction of examples that have a shorter, random length."""
 
@@ -116,14 +116,17 @@ class SegmentPairSampler:
 
     @cached_property
     def _document_lengths(self) -> Indices:
-        """Number of tokens of each document."""
+        """Number of tokens in each document."""
         documents = self.source.document_range
         starts, stops = self.source.clipped_document_spans(np.arange(documents.start, documents.stop))
         return stops - starts
 
     @cached_property
     def _splittable_document_at_or_after(self) -> Indices | None:
-        """Index of the first document at or after each document that can be split, or None if all can be split."""
+        """For each document, the index of the next document (or itself) that is long enough to split.
+
+        None if all documents can be split.
+        """
         is_splittable = self._document_lengths >= (2 if self.sample_pairs else 1)
         if is_splittable.all():
             return None
@@ -145,11 +148,11 @@ class SegmentPairSampler:
         if self._splittable_document_at_or_after is not None:
             documents = self._splittable_document_at_or_after[documents - self.source.document_range.start]
         begin, end = self.source.clipped_document_spans(documents)
-        # Spans are moved to lie within the document, so the ends of a document are sampled nearly as often as its
+        # Spans are shifted to lie within the document, so the ends of a document are sampled nearly as often as its
         # middle.
         earliest = _span_starts(np.clip(centers, begin, end), max_tokens, begin, end)
         next_sentence = self.source.boundaries[self.source.next_boundary(earliest)]
-        # Start at a sentence if that shortens the span by less than half.
+        # Start at the beginning of a sentence if that shortens the span by less than half.
         a = np.where(next_sentence - earliest <= max_tokens // 2 - 1, next_sentence, earliest)
         stop = np.minimum(a + max_tokens, end)
         first, last = self.source.next_boundary(a + 1), self.source.next_boundary(stop)
@@ -159,7 +162,7 @@ class SegmentPairSampler:
         return _SplitSpans(max_tokens, begin, end, a, b, stop)
 
     def _evenly_spaced_shuffled_centers(self, examples: Indices) -> Indices:
-        """Return the span centers: positions `max_text_tokens` apart with a random offset, in random order."""
+        """Return the span centers, which are `max_text_tokens` apart with a random offset and in random order."""
         centers = np.empty_like(examples)
         epochs, numbers = np.divmod(examples, self.n_examples)
         for epoch in np.unique(epochs):
@@ -172,13 +175,13 @@ class SegmentPairSampler:
     def _sample_b_from_other_document(
         self, spans: _SplitSpans, rows: Indices, uniform: NDArray[np.float64]
     ) -> tuple[Indices, Indices]:
-        """Sample a segment B from another document for each row. Returns the start positions and lengths."""
+        """Sample a segment B from another document for each row and return the start positions and lengths."""
         begin, max_tokens = spans.document_start[rows], spans.max_tokens[rows]
         n_a, document_length = spans.split[rows] - spans.start[rows], spans.document_end[rows] - begin
         positions = self.source.start + (uniform * (self.source.n_text_tokens - document_length)).astype(np.int64)
         positions += np.where(positions >= begin, document_length, 0)
         first, end = self.source.clipped_document_spans(self.source.document_at(positions))
-        # B starts at the position at which it would follow a segment A of the same length in that document.
+        # B starts where it would follow a segment A of the same length in that document.
         earliest = _span_starts(positions, max_tokens, first, end) + n_a
         boundaries, last = self.source.boundaries, self.source.sentence_at(end - 1)
         starts = boundaries[np.minimum(self.source.next_boundary(np.minimum(earliest, end)), last)]
@@ -187,7 +190,7 @@ class SegmentPairSampler:
     def _first_sentence_equals_continuation(
         self, spans: _SplitSpans, rows: Indices, b: Indices, n_b: Indices
     ) -> NDArray[np.bool_]:
-        """Return whether the first sentence of B equals the true continuation, as in duplicate documents."""
+        """Return whether each segment B starts with the sentence that truly follows A, as in duplicate documents."""
         true_starts = spans.split[rows]
         n = np.minimum(
             self._tokens_left_in_sentence(true_starts, spans.stop[rows] - true_starts),
@@ -209,5 +212,5 @@ class SegmentPairSampler:
 
 
 def _span_starts(centers: Indices, max_tokens: Indices, begin: Indices, end: Indices) -> Indices:
-    """Return the start of a span of `max_tokens` tokens around each center, moved to lie within its document."""
+    """Return the start of a span of `max_tokens` tokens around each center, shifted to lie within its document."""
     return np.clip(centers - max_tokens // 2, begin, np.maximum(begin, end - max_tokens))

@@ -1,4 +1,4 @@
-"""Batches of translation pairs of similar length.
+"""Build batches of translation pairs with similar lengths.
 
 Pairs are grouped into buckets by length. All batches of a bucket are padded to the same length. Batches of shorter
 pairs have more rows, so all batches cost about the same. The number of different shapes is small, which limits
@@ -22,7 +22,7 @@ from qkv.data.sentence_store import expand_ranges
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, Ids, Patches, SourceIds
 
-_SIZE_MULTIPLE = 8  # lengths and numbers of rows are multiples of this size, for efficient GPU kernels
+_SIZE_MULTIPLE = 8  # lengths and numbers of rows are multiples of this size for efficient GPU kernels
 _NO_PAIR = -1
 
 
@@ -30,22 +30,22 @@ _NO_PAIR = -1
 class PairBatch:
     """A padded batch of translation pairs.
 
-    Sources are <bos> … <eos>, or image patches. Decoder inputs `ids` start with <bos>, and `targets[row, i]` is the
-    token that follows `ids[row, i]`.
+    Sources are token ids (<bos> … <eos>) or image patches. The decoder inputs `ids` start with <bos>, and
+    `targets[row, i]` is the token that follows `ids[row, i]`.
     """
 
     source: SourceIds | Patches
     source_lengths: Int[Tensor, "batch"]
-    """Number of tokens of each source.
+    """Number of tokens in each source.
 
     The tensor is always on the CPU, so reading it does not synchronize with the GPU.
     """
     ids: Ids
     targets: Ids
     counts: Int[Tensor, "batch"]
-    """Number of targets of each row."""
+    """Number of targets in each row."""
     n_rows_at_max_length: int
-    """Number of rows of a batch of the longest pairs."""
+    """Number of rows in a batch of the longest pairs."""
 
     @property
     def n_targets(self) -> int:
@@ -53,7 +53,7 @@ class PairBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Number of source and target tokens without padding."""
+        """Total number of source and target tokens, excluding padding."""
         return int(self.source_lengths.sum() + self.counts.sum())
 
     @property
@@ -62,7 +62,10 @@ class PairBatch:
         return torch.arange(self.source.shape[1], device=self.source.device) < lengths[:, None]
 
     def split(self, n_rows: int) -> "Iterator[PairBatch]":
-        """Split the batch into as many micro-batches as a batch of the longest pairs has with `n_rows` rows each."""
+        """Split the batch into micro-batches.
+
+        The number of micro-batches is the same as for a batch of the longest pairs split into `n_rows` rows each.
+        """
         n_parts = -(-self.n_rows_at_max_length // n_rows)
         size = -(-len(self.ids) // n_parts)
         for start in range(0, len(self.ids), size):
@@ -79,10 +82,10 @@ class PairBatch:
 
 @dataclass(frozen=True)
 class LengthBucket:
-    """Pairs of similar length."""
+    """Group of pairs with similar lengths."""
 
     row_length: int
-    """Length of each row if pairs are not concatenated."""
+    """Length of each row when pairs are not concatenated."""
     rows_per_batch: int
     pair_indices: Indices = field(repr=False)
 
@@ -93,18 +96,18 @@ class LengthBucket:
 
 @dataclass(frozen=True, kw_only=True)
 class PairBatches:
-    """An endless sequence of batches. All epochs have the same number of batches."""
+    """An endless sequence of translation batches. All epochs have the same number of batches."""
 
     store: PairStore
     repeats: Indices
-    """Number of times each pair is used per epoch."""
+    """Number of times that each pair is used per epoch."""
     seq_len: int
-    """Maximum length of a row. Longer pairs are skipped (`n_too_long`)."""
+    """Maximum row length. Longer pairs are skipped and counted in `n_too_long`."""
     batch_size: int
-    """Number of rows of a batch of the longest pairs. Batches of shorter pairs have more rows, but as many tokens."""
+    """Number of rows in a batch of the longest pairs. Batches of shorter pairs have more rows, but as many tokens."""
     seed: int
     join_fraction: float = 0.0
-    """Fraction of batches in which two or three pairs are concatenated into one row, if they fit."""
+    """Fraction of batches in which two or three pairs are concatenated into each row if they fit."""
 
     def __post_init__(self) -> None:
         if self.seq_len < _SIZE_MULTIPLE or self.batch_size < 1:
@@ -117,17 +120,20 @@ class PairBatches:
 
     @cached_property
     def required_lengths(self) -> Indices:
-        """Row length that each pair requires, with <bos> and <eos> for the source and one of them for the target."""
+        """Row length that each pair requires, including two special tokens for the source and one for the target."""
         return np.maximum(self.store.lengths[0] + 2, self.store.lengths[1] + 1)
 
     @property
     def n_too_long(self) -> int:
-        """Number of pairs that are skipped because they are too long."""
+        """Number of pairs skipped because they are too long."""
         return int((self.required_lengths > self.seq_len).sum())
 
     @cached_property
     def buckets(self) -> list[LengthBucket]:
-        """Buckets by length. A bucket with too few pairs for a batch is merged into the next longer one."""
+        """Buckets of pairs with similar lengths.
+
+        A bucket with too few pairs for a batch is merged into the bucket with the next larger length.
+        """
         buckets: list[LengthBucket] = []
         pending = np.empty(0, np.int64)
         low = 0
@@ -173,7 +179,7 @@ class PairBatches:
         )
 
     def eval_batch(self, t: int) -> PairBatch:
-        """Return validation batch t of one epoch, without concatenated pairs or empty rows.
+        """Return validation batch t, without concatenated pairs or empty rows.
 
         The batches are in random order, so the first batches are a representative sample.
         """
@@ -209,9 +215,9 @@ class PairBatches:
 def assemble_joined_pair_batch(
     store: PairStore, pairs_by_row: Indices, *, length: int, n_rows_at_max_length: int
 ) -> PairBatch:
-    """Build a batch whose rows are concatenated pairs, given as indices of shape (row, pair).
+    """Build a batch from pair indices of shape (row, pair), concatenating the pairs in each row.
 
-    −1 stands for no pair. A row without pairs has no targets.
+    An index of −1 means no pair. A row without pairs has no targets.
     """
     sources, n_source = _join_sentences_into_rows(store, 0, pairs_by_row, width=length)
     outputs, n_target = _join_sentences_into_rows(store, 1, pairs_by_row, width=length + 1)
@@ -232,7 +238,7 @@ def assemble_joined_pair_batch(
 def _join_sentences_into_rows(
     store: PairStore, side: int, pairs_by_row: Indices, *, width: int
 ) -> tuple[Indices, Indices]:
-    """Build rows of <bos>, sentences, <eos> and padding. Returns the rows and their number of tokens."""
+    """Build rows of <bos>, sentences, <eos> and padding, and return them with the number of tokens in each row."""
     tokenizer, tokens = store.tokenizers[side], (store.source, store.target)[side]
     lengths = np.where(pairs_by_row == _NO_PAIR, 0, store.lengths[side][pairs_by_row])
     ends = 1 + np.cumsum(lengths, axis=1)
@@ -245,7 +251,7 @@ def _join_sentences_into_rows(
 
 
 def _reshape_and_pad_pair_indices(pairs: Indices, *, n_rows: int, width: int) -> Indices:
-    """Arrange pairs in rows of `width` pairs, filled up with −1 so that all batches have the same shape."""
+    """Arrange pair indices in rows of `width` pairs, padded with −1 so that all batches have the same shape."""
     filled = np.full(n_rows * width, _NO_PAIR)
     filled[: len(pairs)] = pairs
     return filled.reshape(n_rows, width)

@@ -24,7 +24,7 @@ class PairFile:
 
     @classmethod
     def from_source(cls, source: Path, target_suffix: str | None) -> "PairFile":
-        """Find the target file of a source file: corpus.en for corpus.es, or corpus.en.xz for corpus.es.xz."""
+        """Find the target file for a source file, for example corpus.en.xz for corpus.es.xz."""
         if target_suffix is None:
             return cls(source=source)
         suffix = TextSource(str(source)).file_type
@@ -35,7 +35,7 @@ class PairFile:
         return cls(source=source, target=target)
 
     def read(self, progress: ProgressCallback | None = None) -> Iterator[Pair]:
-        """Read the pair of each line without surrounding whitespace. Either side may be empty."""
+        """Yield one pair per line, without surrounding whitespace. Either side may be empty."""
         return self._read_tab_separated(progress) if self.target is None else self._read_aligned(self.target, progress)
 
     def _read_tab_separated(self, progress: ProgressCallback | None) -> Iterator[Pair]:
@@ -62,7 +62,7 @@ class PairFile:
 
 
 class EmptyUnevenDuplicatePairFilter:
-    """Drops empty, uneven and duplicate pairs of a corpus, and counts the dropped pairs by reason."""
+    """Filter that drops empty, uneven and duplicate pairs, and counts the dropped pairs by reason."""
 
     def __init__(self, *, max_length_ratio: float) -> None:
         self.max_length_ratio = max_length_ratio
@@ -83,12 +83,12 @@ class EmptyUnevenDuplicatePairFilter:
             return "empty"
         if high > self.max_length_ratio * max(low, _MIN_RATIO_LENGTH):
             return "uneven"
-        # 64-bit hashes of a million pairs collide with a probability of about 10⁻⁷.
+        # Among a million pairs, the probability of a collision between 64-bit hashes is about 10⁻⁷.
         return "repeated" if hash(pair) in self._pair_hashes else None
 
 
 def check_languages_not_swapped(reference: Sequence[Pair], pairs: Iterable[Pair], *, name: str) -> None:
-    """Raise `InputError` if the source and target languages of `pairs` are swapped relative to `reference`."""
+    """Raise `InputError` if the source and target languages in `pairs` are swapped relative to `reference`."""
     sources, targets = (_count_words(reference, side) for side in (0, 1))
     sample = take_sample(pairs)
     is_swapped = all(
@@ -100,7 +100,7 @@ def check_languages_not_swapped(reference: Sequence[Pair], pairs: Iterable[Pair]
 
 
 def take_sample(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return enough pairs to identify the two languages."""
+    """Take enough pairs to identify the two languages."""
     return list(islice(pairs, _SAMPLE_SIZE))
 
 
@@ -109,7 +109,7 @@ def _count_words(pairs: Iterable[Pair], side: int) -> Counter[str]:
 
 
 def _shared_fraction(words: Counter[str], vocabulary: Counter[str]) -> float:
-    """Return the fraction of the words that occur in the vocabulary."""
+    """Return the fraction of words that occur in the vocabulary."""
     return sum(n for word, n in words.items() if word in vocabulary) / max(1, words.total())
 
 

@@ -21,7 +21,7 @@ _NON_LETTERS = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True, kw_only=True)
 class PairSplit:
-    """Indices of the pairs of each set, in their original order."""
+    """Indices of the pairs in each set, in their original order."""
 
     train: Indices
     dev: Indices
@@ -29,18 +29,18 @@ class PairSplit:
 
 
 def normalize_sentence(text: str) -> str:
-    """Remove case and punctuation, so that `Come on!` and `come on` are equal."""
+    """Remove case and punctuation so that `Come on!` and `come on` become equal."""
     return _NON_LETTERS.sub(" ", text.casefold()).strip() or text.strip()
 
 
 def split_pairs(
     pairs: Sequence[Pair], *, n_dev: int, n_test: int, seed: int = 0, by_component: bool = True
 ) -> PairSplit:  # fmt: skip
-    """Split pairs into sets of `n_dev` and `n_test` pairs and a training set of the rest.
+    """Split pairs into a dev set of `n_dev` pairs, a test set of `n_test` pairs and a training set with the rest.
 
-    If the components are too large for an exact split, the dev and test sets may be smaller than requested, but have at
-    least half of the requested size. With `by_component=False`, the split is random. `leakage` measures the resulting
-    overlap.
+    If the components are too large for an exact split, the dev and test sets may be smaller than requested, but they
+    have at least half of the requested size. With `by_component=False`, the split is random. `leakage` measures the
+    resulting overlap.
     """
     n = len(pairs)
     if n_dev + n_test >= n:
@@ -52,7 +52,7 @@ def split_pairs(
     part = np.zeros(len(sizes), np.int8)
     requested = {1: n_dev, 2: n_test}
     remaining = dict(requested)
-    # The largest component always goes to training, because it may contain most of the pairs.
+    # The largest component is always used for training because it may contain most of the pairs.
     largest = int(sizes.argmax())
     for number in Permutation(len(sizes), seed)(np.arange(len(sizes))):
         for part_id, n_left in remaining.items():
@@ -73,7 +73,7 @@ def split_pairs(
 
 
 def connected_components(pairs: Sequence[Pair]) -> Indices:
-    """Return the connected component of each pair, where pairs that share a sentence are connected."""
+    """Return the connected component to which each pair belongs. Pairs that share a sentence are connected."""
     sentences: dict[str, int] = {}
     parent: list[int] = []
 
@@ -97,7 +97,7 @@ def connected_components(pairs: Sequence[Pair]) -> Indices:
 
 
 def leakage(pairs: Sequence[Pair], test: Indices, train: Indices) -> float:
-    """Return the fraction of test pairs with a (normalized) sentence that also occurs in a training pair."""
+    """Return the fraction of test pairs that share a (normalized) sentence with a training pair."""
     training_sentences = {normalize_sentence(text) for index in train for text in pairs[index]}
     n_leaked = sum(any(normalize_sentence(text) in training_sentences for text in pairs[index]) for index in test)
     return n_leaked / max(1, len(test))

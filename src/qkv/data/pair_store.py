@@ -1,4 +1,4 @@
-"""Translation pairs on disk, as two token stores whose documents are aligned.
+"""Store translation pairs on disk as two token stores whose documents are aligned.
 
 pairs.json    number of pairs per file, and number of dropped pairs by reason
 source/       a token store
@@ -29,7 +29,7 @@ SIDES = ("source", "target")
 
 
 class PairStoreIndex(Config):
-    """Number of pairs per file, in the order of the stores, and number of dropped pairs by reason."""
+    """Index of a pair store: number of pairs in each file, in storage order, and number of dropped pairs by reason."""
 
     files: dict[str, NonNegativeInt]
     dropped: dict[str, NonNegativeInt]
@@ -38,7 +38,7 @@ class PairStoreIndex(Config):
 def write_pair_texts_and_counts(
     files: Mapping[str, Iterable[Pair]], folder: Path, *, dropped: Mapping[str, int]
 ) -> None:
-    """Write the texts of all pairs for `tokenize_and_delete_pair_texts`.
+    """Write the texts of all pairs to a file that `tokenize_and_delete_pair_texts` reads.
 
     `dropped` is evaluated after all pairs have been read.
     """
@@ -58,7 +58,7 @@ def write_pair_texts_and_counts(
 def tokenize_and_delete_pair_texts(
     folder: Path, tokenizers: Mapping[str, Tokenizer], *, progress: Callable[[str], ProgressCallback]
 ) -> None:  # fmt: skip
-    """Tokenize the texts of `write_pair_texts_and_counts` and delete them. Resumes if interrupted."""
+    """Tokenize the texts written by `write_pair_texts_and_counts` and delete them. Interrupted calls can be resumed."""
     texts = folder / TEXTS_FILE
     for side in SIDES:
         if is_unfinished(folder / side) or not (folder / side / INDEX_FILE).exists():
@@ -70,7 +70,7 @@ def tokenize_and_delete_pair_texts(
 
 @dataclass(frozen=True, kw_only=True)
 class PairStore:
-    """A complete store of translation pairs. Lengths do not include the end token of each sentence."""
+    """A complete store of translation pairs. Sentence lengths do not include the end token."""
 
     source: TokenStore
     target: TokenStore
@@ -96,36 +96,36 @@ class PairStore:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Position of the first token of each sentence, with shape (side, pair)."""
+        """Position of each sentence's first token, with shape (side, pair)."""
         ends = np.stack([store.document_ends() for store in (self.source, self.target)])
         return np.concatenate([np.zeros((2, 1), np.int64), ends[:, :-1]], axis=1)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of tokens of each sentence, with shape (side, pair)."""
+        """Number of tokens in each sentence, with shape (side, pair)."""
         ends = np.stack([store.document_ends() for store in (self.source, self.target)])
         return ends - self.starts - 1
 
     def pair_repeats(self, repeat: Mapping[str, int]) -> NDArray[np.int64]:
-        """Return the number of times each pair is used per epoch, given the number for each file."""
+        """Return the number of times that each pair is used per epoch, given the number for each file."""
         counts = [np.full(n, repeat.get(name, 1)) for name, n in self.record.files.items()]
         return np.concatenate(counts).astype(np.int64)
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Source and target tokenizers, which are equal for a joint vocabulary."""
+        """Source and target tokenizers, which are equal if the vocabulary is joint."""
         return self.source.tokenizer(), self.target.tokenizer()
 
     def text(self, side: int, number: int) -> str:
-        """Decode a sentence. `side` is 0 for the source and 1 for the target."""
+        """Decode the sentence with the given number. `side` is 0 for the source and 1 for the target."""
         store = (self.source, self.target)[side]
         return self.tokenizers[side].decode(store.document(number)[:-1].tolist())
 
 
 def iterate_pair_texts(folder: Path, *, side: str | None, repeat: Mapping[str, int], step: int = 1) -> Iterator[str]:
-    """Yield every `step`-th text of `write_pair_texts_and_counts`, of one side or both, to train a tokenizer.
+    """Yield every `step`-th text on one side or both sides of the stored pairs, for example to train a tokenizer.
 
-    Texts of repeated files are yielded repeatedly.
+    The texts are those written by `write_pair_texts_and_counts`. Texts from repeated files are yielded repeatedly.
     """
     counts = PairStoreIndex(**read_json_object(folder / PAIRS_FILE)).files
     pair_repeats = chain.from_iterable([repeat.get(name, 1)] * n for name, n in counts.items())

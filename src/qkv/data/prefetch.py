@@ -11,10 +11,10 @@ T = TypeVar("T")
 def prefetch(
     batch: Callable[[int], T], start: int, *, stop: int | None = None, n_ahead: int = 2, n_workers: int = 1
 ) -> Generator[T, None, None]:
-    """Yield batch(start), batch(start + 1), … in order, computed ahead by worker threads.
+    """Yield batch(start), batch(start + 1), … in order, with worker threads computing the batches in advance.
 
-    An exception in a worker is raised when the batch that caused it is requested. Batches are pure functions of their
-    number, so the result does not depend on the number of workers.
+    If a worker raises an exception, the exception is re-raised when the affected batch is requested. Each batch is a
+    pure function of its number, so the result does not depend on the number of workers.
     """
     waiting: deque[Future[T]] = deque()
     number = start

@@ -1,8 +1,9 @@
-"""Rule-based sentence splitting.
+"""Split text into sentences with a set of rules.
 
 A sentence ends after . ! ? or … (with closing quotes and brackets) and whitespace, unless the next word starts with a
-lowercase letter or the period belongs to an abbreviation or initial. It also ends after 。！？ and at a blank line.
-About one end in fifty is wrong ("in the U.S. Army …"), which is good enough for next-sentence prediction.
+lowercase letter or the period belongs to an abbreviation or initial. A sentence also ends after 。！？ and at a blank
+line. About one in fifty detected ends is wrong ("in the U.S. Army …"), which is good enough for next-sentence
+prediction.
 """
 
 import re
@@ -22,7 +23,8 @@ _ABBREVIATION = re.compile(
     r"jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mt|ft|ave|blvd|u\.s|u\.k|u\.n|ph\.d|[a-hj-z]",
     re.IGNORECASE,
 )
-"""Single letters are initials ("J. S. Bach"), except I, which often ends a sentence."""
+"""Pattern for abbreviations and initials. Single letters are initials ("J. S. Bach") except I, which often ends a
+sentence."""
 
 
 def split_sentences(text: str) -> list[str]:
@@ -48,9 +50,9 @@ def _is_sentence_end(text: str, match: re.Match[str]) -> bool:
 def encode_chunks_with_sentence_ends(
     tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
 ) -> EncodedChunks:
-    """Encode document chunks with `end_id` after each sentence.
+    """Encode document chunks, adding `end_id` after each sentence.
 
-    There is no `end_id` between the chunks of a document, because the boundary may be within a sentence.
+    There is no `end_id` between the chunks of a document because the boundary may be within a sentence.
     """
     split = [split_sentences(chunk.text) for chunk in chunks]
     encoded = iter(tokenizer.encode_batch([*chain.from_iterable(split)], add_special_tokens=False))

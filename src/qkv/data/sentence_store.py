@@ -1,4 +1,4 @@
-"""Token store with sentence boundaries.
+"""Add sentence boundaries to a token store.
 
 In addition to the files of the token store, sentences.bin contains the cumulative number of sentences at the end of
 each document, the start position of each sentence, and the end position of the last one (int64, little endian).
@@ -27,11 +27,11 @@ SENTENCES_FILE = "sentences.bin"
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceStore:
-    """A contiguous range of the sentences of a store. Positions and indices refer to the full store."""
+    """A contiguous range of sentences in a store. Positions and indices refer to the full store."""
 
     store: TokenStore
     boundaries: Indices
-    """Sentence s starts at boundaries[s] and ends at boundaries[s + 1] (exclusive)."""
+    """Positions of the sentence boundaries. Sentence s spans [boundaries[s], boundaries[s + 1])."""
     document_ends: Indices
     start: int
     """Position of the first token."""
@@ -39,7 +39,7 @@ class SentenceStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Open a store. Only the index and the document ends are read. All other data is memory-mapped."""
+        """Open a store. Only the index and the document ends are read into memory. All other data is memory-mapped."""
         folder = Path(folder)
         store = TokenStore.open(folder)
         path = folder / SENTENCES_FILE
@@ -66,7 +66,7 @@ class SentenceStore:
         return range(int(first), int(last) + 1)
 
     def split(self, second_token_fraction: float) -> "tuple[SentenceStore, SentenceStore]":
-        """Split the store into two parts. The second part contains about this fraction of the tokens.
+        """Split the store into two parts, the second of which contains about the given fraction of the tokens.
 
         The store is split between documents if each part has at least two, and between sentences otherwise.
         """
@@ -88,7 +88,7 @@ class SentenceStore:
         return np.searchsorted(self.document_ends, positions, side="right")
 
     def clipped_document_spans(self, documents: Indices) -> tuple[Indices, Indices]:
-        """Return the start and end positions of documents, clipped to this part of the store."""
+        """Return the start and end positions of documents, restricted to this part of the store."""
         # Index −1 (for document 0) reads the last entry, which is replaced with 0.
         begin = np.where(documents > 0, self.document_ends[documents - 1], 0)
         return np.maximum(begin, self.start), np.minimum(self.document_ends[documents], self.stop)
@@ -101,7 +101,7 @@ class SentenceStore:
         return np.searchsorted(self.boundaries, positions, side="left")
 
     def read_spans_without_separators(self, starts: Indices, lengths: Indices) -> Indices:
-        """Return the concatenated tokens of spans of at least one token, without separators."""
+        """Return the concatenated tokens of the given spans, without separators. Spans must not be empty."""
         first = self.sentence_at(starts)
         n_on_disk = lengths + self.sentence_at(starts + lengths - 1) - first
         tokens = self.store.take(expand_ranges(starts + first, n_on_disk))
@@ -123,7 +123,7 @@ def prepare_sentence_store(
     n_workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> SentenceStore:
-    """Tokenize files into a store with sentence boundaries. Resumes if interrupted (see `prepare_store`)."""
+    """Tokenize files into a store with sentence boundaries. Interrupted calls can be resumed (see `prepare_store`)."""
     if is_unfinished(folder) or not (folder / INDEX_FILE).exists():
         prepare_store(
             paths, folder, tokenizer=tokenizer, field=field, n_workers=n_workers, sentences=True, progress=progress
@@ -138,9 +138,9 @@ def prepare_sentence_store(
 
 class _SentenceBoundaries(NamedTuple):
     cumulative_count_per_document: NDArray[np.int64]
-    """Number of sentences up to the end of each document."""
+    """Total number of sentences up to the end of each document."""
     boundaries: NDArray[np.int64]
-    """0 and the end position of each sentence, without counting separators."""
+    """Position 0, followed by the end position of each sentence. Positions do not count separators."""
 
 
 def _find_sentence_boundaries(store: TokenStore, tokens_per_read: int = 1 << 24) -> _SentenceBoundaries:

@@ -1,4 +1,4 @@
-"""Encode document chunks and write them to the shards of a token store."""
+"""Encode document chunks and write them to shards of a token store."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,15 +23,15 @@ class EncodedChunks:
 
     tokens: NDArray[np.uint16] | NDArray[np.uint32]
     lengths: list[int]
-    """Number of tokens of each chunk, including the end token of a document."""
+    """Number of tokens in each chunk, including any document end token."""
     n_bytes: list[int]
-    """Number of UTF-8 bytes of each chunk."""
+    """Number of UTF-8 bytes in each chunk."""
 
 
 def encode_chunks_with_document_ends(
     tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
 ) -> EncodedChunks:
-    """Encode document chunks with `end_id` after each document."""
+    """Encode document chunks, adding `end_id` after each document."""
     rows = tokenizer.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
     for row, chunk in zip(rows, chunks, strict=True):
         if chunk.is_last:
@@ -40,7 +40,7 @@ def encode_chunks_with_document_ends(
 
 
 def pack_encoded_chunks(rows: Sequence[list[int]], chunks: Sequence[DocumentChunk], *, dtype: str) -> EncodedChunks:
-    """Concatenate the ids of each chunk (`rows`) into one array."""
+    """Concatenate the token ids of all chunks into one array. `rows` contains the ids of each chunk."""
     lengths = [len(row) for row in rows]
     return EncodedChunks(
         tokens=np.fromiter(chain.from_iterable(rows), dtype=np.dtype(dtype).newbyteorder("<"), count=sum(lengths)),
@@ -51,7 +51,7 @@ def pack_encoded_chunks(rows: Sequence[list[int]], chunks: Sequence[DocumentChun
 
 @contextmanager
 def disable_tokenizer_threads() -> Iterator[None]:
-    """Prevent `tokenizers` from starting its own threads, so that `n_workers` is the total number of threads."""
+    """Prevent `tokenizers` from starting its own threads so that `n_workers` is the total number of threads."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
@@ -65,10 +65,13 @@ def disable_tokenizer_threads() -> Iterator[None]:
 
 
 class ShardWriter:
-    """Writes a shard to temporary files, hashes it, and renames the files when the shard is complete."""
+    """Writer that hashes a shard, stores it in temporary files, and renames them when the shard is complete."""
 
     def __init__(self, folder: Path, number: int, *, open_document_bytes: int) -> None:
-        """Create the temporary file. `open_document_bytes` is the size of the unfinished document in earlier shards."""
+        """Create the temporary file.
+
+        `open_document_bytes` is the number of bytes that earlier shards already contain of the unfinished document.
+        """
         self._folder = folder
         self._path = tokens_file(folder, number)
         self._documents_path = documents_file(folder, number)
@@ -98,7 +101,7 @@ class ShardWriter:
                 self.open_document_bytes = 0
 
     def finish(self) -> ShardRecord:
-        """Flush the shard to disk and rename it, so that it survives a crash."""
+        """Flush the shard to disk and rename it so that it survives a crash."""
         documents = np.array([self._ends, self._document_bytes], dtype="<u8").tobytes()
         write_atomically(self._documents_path, documents)
         with convert_os_errors_to_disk_error(self._path, self._n_written):
@@ -116,7 +119,7 @@ class ShardWriter:
         )
 
     def discard(self) -> None:
-        """Delete the temporary file. Errors are ignored, because the disk may be failing."""
+        """Delete the temporary file. Errors are ignored because the disk may be failing."""
         try:
             self._stream.close()
             partial_path(self._path).unlink(missing_ok=True)

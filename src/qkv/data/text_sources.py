@@ -1,4 +1,4 @@
-"""Text sources: plain and compressed files, folders and standard input."""
+"""Read text from plain and compressed files, folders and standard input."""
 
 import io
 import lzma
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from qkv.errors import InputError, MissingExtraError
 
 ProgressCallback = Callable[[int, int], None]
-"""Function that is called with the number of bytes read and the total (0 if unknown)."""
+"""Function called with the number of bytes read so far and the total number of bytes (0 if unknown)."""
 STANDARD_INPUT = "-"
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".csv", ".tsv")
 _COMPRESSIONS = (".gz", ".xz", ".zst")
@@ -29,20 +29,23 @@ class TextSource:
     """A text file or standard input, optionally restricted to a slice of its documents."""
 
     name: str
-    """Name as specified by the caller, also used in error messages."""
+    """Name specified by the caller, which is also used in error messages."""
     is_explicit: bool = True
     """Whether the caller named the file. Empty files that were found in a folder are skipped."""
     document_slice: tuple[int | None, int | None] | None = None
-    """Slice of the documents to read, as in `reviews.txt[:-500]` for all but the last 500. None reads all."""
+    """Slice of the documents to read, or None to read all documents.
+
+    For example, `reviews.txt[:-500]` reads all but the last 500 documents.
+    """
 
     @property
     def path(self) -> str:
-        """Path without the document slice."""
+        """Path of the file, without the document slice."""
         return self.name if self.document_slice is None else self.name[: self.name.rindex("[")]
 
     @property
     def file_type(self) -> str:
-        """Suffix without the compression suffix: `.jsonl` for `a.jsonl.gz`."""
+        """File suffix without the compression suffix, for example `.jsonl` for `a.jsonl.gz`."""
         path = PurePath(self.path)
         return path.with_suffix("").suffix if path.suffix in _COMPRESSIONS else path.suffix
 
@@ -55,7 +58,7 @@ class TextSource:
 def parse_text_sources(source_specs: Sequence[str | Path]) -> list[TextSource]:
     """Return the text files to read. Folders are searched recursively, and their files are sorted by path.
 
-    `FILE[:-500]` and `FILE[-500:]` select some of the documents of a file, so that training and validation data can be
+    `FILE[:-500]` and `FILE[-500:]` select some of the documents in a file so that training and validation data can be
     in the same file.
     """
     sources = []
@@ -75,7 +78,7 @@ def parse_text_sources(source_specs: Sequence[str | Path]) -> list[TextSource]:
 
 
 def parse_single_file_source(path: str | Path) -> TextSource:
-    """Return a single file to read line by line. Folders and document slices raise an error."""
+    """Return the source for a single file to read line by line. Folders and document slices are rejected."""
     if Path(path).is_dir():
         raise InputError(f"{path}: expected a file, got a folder")
     sources = parse_text_sources([path])
@@ -103,7 +106,7 @@ class HashingReader(io.RawIOBase):
         return len(data)
 
     def read_rest_and_hexdigest(self) -> str:
-        """Read the bytes that the decompressor did not read, and return the hash of the file."""
+        """Read any bytes that the decompressor did not read, and return the hash of the entire file."""
         while self.read(1 << 20):
             pass
         return self._hash.hexdigest()
@@ -111,7 +114,7 @@ class HashingReader(io.RawIOBase):
 
 @contextmanager
 def open_raw_and_decompressed(source: TextSource) -> Iterator[tuple[HashingReader, io.BufferedIOBase]]:
-    """Open a source and return the raw stream and the decompressed stream. Converts read errors to `InputError`."""
+    """Open a source and yield its raw stream and decompressed stream. Read errors are converted to `InputError`."""
     try:
         with io.BytesIO() if source.name == STANDARD_INPUT else Path(source.path).open("rb", buffering=0) as file:
             opened = HashingReader(sys.stdin.buffer if source.name == STANDARD_INPUT else file)
@@ -146,7 +149,7 @@ def _open_zstandard(source: TextSource, stream: io.BufferedIOBase) -> io.Buffere
 
 
 class _ZstandardReaderWithOSErrors(io.RawIOBase):
-    """Converts zstandard errors to `OSError`, as raised by the other decompressors."""
+    """Reader that converts zstandard errors to `OSError`, which the other decompressors raise."""
 
     def __init__(self, inner: Any, error: type[Exception]) -> None:  # noqa: ANN401 - a type of an optional library
         self._inner = inner

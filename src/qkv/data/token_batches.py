@@ -1,4 +1,4 @@
-"""Batches for next-token prediction from a token store.
+"""Build batches for next-token prediction from a token store.
 
 Each epoch treats the tokens as a ring, splits the ring into windows starting at a random offset, and visits the windows
 in random order. Each token is the target in exactly one window per epoch. Batch t is a pure function of (seed, t), so
@@ -27,9 +27,9 @@ class TokenBatch:
     ids: Ids
     targets: Ids
     document_ids: Ids | None
-    """Document of the target of each position, or None if attention crosses document boundaries.
+    """Document number of the target at each position, or None if attention crosses document boundaries.
 
-    The end token before a document belongs to that document because the first token of the document is predicted from
+    The end token before a document is assigned to that document because the document's first token is predicted from
     it.
     """
     counts: Int[Tensor, "batch"]
@@ -61,7 +61,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatches:
-    """An endless sequence of training batches. A batch may contain the end of one epoch and the start of the next."""
+    """An endless sequence of training batches. A batch may span the end of one epoch and the start of the next."""
 
     source: TokenSource
     seq_len: int
@@ -75,15 +75,15 @@ class TokenBatches:
 
     @property
     def n_windows(self) -> int:
-        """Number of windows per epoch. The last one may be shorter."""
+        """Number of windows per epoch. The last window may be shorter than the others."""
         return -(-self.source.n_tokens // self.seq_len)
 
     def epoch(self, t: int) -> float:
-        """Return the number of epochs completed before batch t, as a fraction."""
+        """Return the (fractional) number of epochs completed before batch t."""
         return t * self.batch_size / self.n_windows
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> TokenBatch:
-        """Return the rows of batch t for this rank. The concatenated rows of all ranks are the full batch."""
+        """Return this rank's rows of batch t. Concatenating the rows of all ranks gives the full batch."""
         if t < 0:
             raise InputError(f"the batch number must not be negative, got {t}")
         first, last = rank_row_range(self.batch_size, rank=rank, world_size=world_size)
@@ -106,8 +106,8 @@ class TokenBatches:
         for lap, low, high in _split_range_by_lap(start, self.seq_len + 1, n):
             tokens.append(self.source.read(low, high))
             if not self.cross_documents:
-                # Continue the numbering past the end of the ring, because the end and the start of the text must be
-                # different documents even if there is only one.
+                # Continue the numbering past the end of the ring. The end and the start of the text must count as
+                # different documents even if there is only one document.
                 laps_ahead = lap - (start + 1) // n
                 document_ids.append(self.source.document_ids(low, high) + laps_ahead * self.source.n_documents)
         return np.concatenate(tokens), np.concatenate(document_ids)[1:] if document_ids else None
@@ -115,7 +115,7 @@ class TokenBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTokenBatches:
-    """Validation batches that contain each token once, in order. The first token is predicted from the end token."""
+    """Validation batches that contain each token once, in order. The first token is predicted from an end token."""
 
     source: TokenSource
     seq_len: int
@@ -132,7 +132,7 @@ class EvalTokenBatches:
         return (self.batch(t) for t in range(len(self)))
 
     def batch(self, t: int, *, rank: int = 0, world_size: int = 1) -> TokenBatch:
-        """Return the rows of batch t for this rank. In the last batch, a rank may have no rows."""
+        """Return this rank's rows of batch t. A rank may have no rows in the last batch."""
         if not 0 <= t < len(self):
             raise InputError(f"batch {t} is out of range for {len(self)} batches")
         n_windows = -(-self.source.n_tokens // self.seq_len)
@@ -149,7 +149,10 @@ class EvalTokenBatches:
         return _split_inputs_and_targets(rows, lengths, with_documents=not self.cross_documents)
 
     def _read_from_previous_token(self, start: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Return the tokens from start − 1 to start + length − 1, padded with end tokens, and their document ids."""
+        """Return the tokens at positions start − 1 to start + length − 1 and their document ids.
+
+        End tokens are used as padding.
+        """
         end = np.array([self.source.end_id], dtype=np.int64)
         before = end if start == 0 else self.source.read(start - 1, start)
         missing = self.seq_len - length
@@ -175,7 +178,7 @@ def _check_sizes_at_least_one(source: TokenSource, seq_len: int, batch_size: int
 
 
 def _split_range_by_lap(start: int, length: int, n: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (lap, start, stop) for each part of [start, start + length) on a ring of n tokens."""
+    """Split [start, start + length) on a ring of n tokens by lap, and yield (lap, start, stop) for each part."""
     stop = start + length
     while start < stop:
         lap, low = divmod(start, n)

@@ -1,4 +1,4 @@
-"""Memory-mapped token store on disk.
+"""Store tokens on disk in memory-mapped files.
 
 index.json            counts, tokenizer fingerprint, sources and the hash of each file
 tokens-00000.bin      ids as uint16 if the vocabulary is small enough, otherwise uint32 (little endian)
@@ -26,7 +26,7 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """Source of tokens for batches: a token store, a slice of one, or an object that computes tokens."""
+    """Source of tokens for batches, such as a token store, a slice of one or an object that computes tokens."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -50,7 +50,7 @@ class ShardRecord(Config):
     n_documents: NonNegativeInt
     """Number of documents that end in this shard. The last document may continue in the next shard."""
     n_bytes: NonNegativeInt
-    """Number of UTF-8 bytes of the text in this shard."""
+    """Number of UTF-8 bytes of text in this shard."""
     tokens_hash: str
     documents_hash: str
 
@@ -75,7 +75,7 @@ class StoreIndex(Config):
     n_tokens: Count
     n_documents: Count
     n_bytes: NonNegativeInt
-    """Number of UTF-8 bytes of all documents without end tokens, used to compute bits per byte."""
+    """Total number of UTF-8 bytes in all documents, excluding end tokens. Used to compute bits per byte."""
     shards: tuple[ShardRecord, ...]
     sources: tuple[SourceRecord, ...]
 
@@ -89,12 +89,12 @@ def documents_file(folder: Path, number: int) -> Path:
 
 
 class TokenStore:
-    """A complete token store. Opening it only reads the index, and shards are memory-mapped on first use."""
+    """A complete token store. Opening a store reads only the index, and shards are memory-mapped on first use."""
 
     def __init__(self, folder: Path, index: StoreIndex) -> None:
         self.folder = folder
         self.index = index
-        # Start of each shard in tokens and documents, followed by the total.
+        # Start of each shard, counted in tokens and in documents, followed by the total.
         self._first_token = _cumulative_starts([shard.n_tokens for shard in index.shards])
         self._first_document = _cumulative_starts([shard.n_documents for shard in index.shards])
         self._tokens: dict[int, NDArray[Any]] = {}
@@ -102,7 +102,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False) -> Self:
-        """Open a store and check the index and the file sizes. `verify` also checks the hashes of all files."""
+        """Open a store and check its index and file sizes. With `verify`, the hashes of all files are also checked."""
         folder = Path(folder)
         store = cls(folder, _read_verified_index(folder / INDEX_FILE))
         for number, shard in enumerate(store.index.shards):
@@ -166,7 +166,7 @@ class TokenStore:
         self._check_range(start, stop)
         parts = []
         for shard, low, high in self._split_range_by_shard(start, stop):
-            # `side="right"`, because document ends are exclusive: the token at an end belongs to the next document.
+            # Document ends are exclusive, so the token at an end belongs to the next document (`side="right"`).
             local = np.searchsorted(
                 self._shard_document_ends(shard), np.arange(low, high, dtype=np.uint64), side="right"
             )
@@ -187,7 +187,7 @@ class TokenStore:
         )
 
     def document_bytes(self) -> NDArray[np.int64]:
-        """Return the number of UTF-8 bytes of each document."""
+        """Return the number of UTF-8 bytes in each document."""
         tables = [self._document_table(shard) for shard in range(len(self.index.shards))]
         return np.concatenate([table[len(table) // 2 :] for table in tables]).astype(np.int64)
 
@@ -200,7 +200,7 @@ class TokenStore:
         return np.dtype(self.index.dtype).newbyteorder("<")
 
     def _split_range_by_shard(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return (shard, start, stop) for each shard that overlaps the range."""
+        """Split a token range by shard, and return (shard, start, stop) for each part."""
         spans = []
         shard = int(np.searchsorted(self._first_token, start, side="right")) - 1
         while start < stop:
@@ -211,7 +211,7 @@ class TokenStore:
 
     def _memory_mapped_shard_tokens(self, shard: int) -> NDArray[Any]:
         if shard not in self._tokens:
-            # Convert to a plain array, because indexing a memmap is several times slower.
+            # Convert to a plain array because indexing a memmap is several times slower.
             self._tokens[shard] = np.asarray(np.memmap(tokens_file(self.folder, shard), dtype=self._dtype, mode="r"))
         return self._tokens[shard]
 
@@ -232,7 +232,7 @@ class TokenStore:
 
 
 class TokenStoreSlice:
-    """A contiguous range of the tokens of a source. Its documents are numbered from 0."""
+    """A contiguous range of the tokens in a source. The documents in the range are numbered from 0."""
 
     def __init__(self, source: TokenSource, start: int, stop: int) -> None:
         if not 0 <= start < stop <= source.n_tokens:

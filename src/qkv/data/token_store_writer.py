@@ -1,4 +1,4 @@
-"""Tokenize text files into a token store, in parallel and resumable.
+"""Tokenize text files into a token store in parallel. Interrupted preparations can be resumed.
 
 The contents of the store depend only on the sources, the tokenizer and the shard size. Each finished shard is flushed
 to disk, renamed, and recorded in `progress.json` with the position in the sources at which the next shard starts.
@@ -44,11 +44,14 @@ from qkv.text import Tokenizer, save_tokenizer
 
 PROGRESS_FILE = "progress.json"
 SHARD_TOKENS = 1 << 25
-"""Number of tokens per shard. An interruption loses at most one shard, which takes about a minute on two cores."""
+"""Number of tokens per shard.
+
+At most one shard is lost when a preparation is interrupted. Writing a shard takes about a minute on two cores.
+"""
 
 _GROUP_CHARACTERS = (
     1 << 20
-)  # characters per task, large compared with the overhead of a call and small compared with the memory
+)  # characters per task; large enough to hide the overhead of a call and small enough to use little memory
 
 
 def available_cores() -> int:
@@ -69,9 +72,9 @@ def prepare_store(
 ) -> TokenStore:
     """Tokenize text files into a token store.
 
-    `folder` must be new or empty, or contain an interrupted preparation of the same store, which is resumed. With
-    `sentences`, the separator follows each sentence instead of each document (see `SentenceStore`). The default of
-    `n_workers` is the number of available cores. `field` is explained in `read_chunks`.
+    `folder` must be new or empty, or contain an interrupted preparation of the same store, which is then resumed. With
+    `sentences`, the separator follows each sentence instead of each document (see `SentenceStore`). By default,
+    `n_workers` is the number of available cores. For `field`, see `read_chunks`.
     """
     folder = Path(folder)
     sources = parse_text_sources(paths)
@@ -99,7 +102,7 @@ def prepare_store(
 
 
 class PreparationPlan(Config):
-    """Everything that determines the contents of a store. A preparation is resumed only if its plan is unchanged."""
+    """All inputs that determine the contents of a store. A preparation can be resumed only if its plan is unchanged."""
 
     sources: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -118,23 +121,23 @@ class PreparationState(Config):
     plan: PreparationPlan
     shards: tuple[ShardRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()
-    """Completely processed sources."""
+    """Sources that have been processed completely."""
     n_chunks: int = 0
-    """Number of chunks of the next source that are already in a shard."""
+    """Number of chunks from the next source that have already been written to a shard."""
     open_document_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class _ChunkGroup:
-    """Chunks of a source that are encoded together."""
+    """A group of chunks from one source that are encoded together."""
 
     chunks: list[DocumentChunk]
     n_chunks: int
-    """Number of chunks of the source up to the end of this group."""
+    """Number of chunks in the source up to the end of this group."""
     total_bytes_read: int
-    """Number of bytes of all sources read so far."""
+    """Total number of bytes read from all sources so far."""
     finished_source: SourceRecord | None
-    """Record of the source if this is its last group, otherwise None."""
+    """Record of the source if this is the source's last group, otherwise None."""
 
 
 def is_unfinished(folder: str | Path) -> bool:
@@ -204,7 +207,7 @@ def _begin_or_resume(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer) 
 def _read_remaining_chunk_groups(
     sources: list[TextSource], field: str, state: PreparationState
 ) -> Iterator[_ChunkGroup]:
-    """Read the remaining chunks in groups. All chunks of a group are from the same source."""
+    """Read the remaining chunks and yield them in groups. All chunks in a group are from the same source."""
     total_bytes_read = sum(record.size for record in state.sources)
     for number in range(len(state.sources), len(sources)):
         source = sources[number]

@@ -1,4 +1,4 @@
-"""Text generation: sampling, incremental decoding with a KV cache, beam search and stop conditions."""
+"""Generate text with sampling or beam search, incremental decoding with a KV cache, and stop conditions."""
 
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
 from qkv.generation.candidates import Candidate, top_raw_and_processed_candidates

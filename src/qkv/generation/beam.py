@@ -20,7 +20,7 @@ from qkv.models import GPT
 NO_IDS: frozenset[int] = frozenset()
 IMPOSSIBLE = float("-inf")
 _TopK = tuple[list[list[float]], list[list[int]], list[list[float]]]
-"""Result of a top-k search as lists: total log-probabilities, flat indices and token log-probabilities."""
+"""Result of a top-k search: lists of total log-probabilities, flat indices and token log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Hypothesis:
     """A finished output of beam search."""
 
     ids: list[int]
-    """New token ids. Includes the stop token if one was generated."""
+    """New token ids, including the stop token if one was generated."""
     log_probabilities: list[float]
     score: float
     """Sum of the log-probabilities divided by (number of new ids)^length_penalty."""
@@ -44,7 +44,7 @@ def beam_generate(
     stop_ids: frozenset[int] = NO_IDS,
     prepacked: PrepackedWeights | None = None,
 ) -> list[list[Hypothesis]]:
-    """Continue each prompt by beam search and return its `beam.n_best` hypotheses, best first.
+    """Continue each prompt with beam search and return the `beam.n_best` hypotheses for each prompt, best first.
 
     Prompts may have different lengths.
     """
@@ -68,7 +68,7 @@ def beam_search(
     constraints: Sequence[Sequence[Sequence[int]]] = (),
     suppressed_ids: frozenset[int] = NO_IDS,
 ) -> list[list[Hypothesis]]:
-    """Run beam search with any decoder that holds one row per sequence and has just produced `logits`.
+    """Run beam search with a decoder that contains one row per sequence and has just returned `logits`.
 
     Each step keeps the `n_beams` most probable one-token continuations. A beam that generates a stop token is finished
     and leaves the search. The search for a sequence ends when it has `n_beams` finished hypotheses and no running beam
@@ -103,18 +103,18 @@ def beam_search(
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """A running beam. A beam with a total of −∞ only pads the batch to `n_beams` rows."""
+    """A running beam. Beams with a total of −∞ serve only to pad the batch to `n_beams` rows."""
 
     ids: list[int]
     log_p: list[float]
     total: float
     parent: int = 0
-    """Index of the beam of the previous step that this beam continues."""
+    """Index of the beam from the previous step that this beam continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    """A beam of the previous step extended by one token."""
+    """A beam from the previous step, extended by one token."""
 
     total: float
     parent: int
@@ -125,7 +125,7 @@ class _Continuation:
 def _best_continuations(
     searches: list["_SequenceBeams"], logits: NextLogits, suppressed: Tensor, *, n: int
 ) -> list[list[_Continuation]]:
-    """Return the best one-token continuations of each search, best first.
+    """Return the best one-token continuations for each search, best first.
 
     Without constraints, these are the `n` best over all beams of a search. With constraints, these are the `n` best of
     each beam, plus the tokens that continue a constraint.
@@ -155,7 +155,7 @@ def _best_continuations(
 def _continuations_by_search(
     searches: list["_SequenceBeams"], top_k: _TopK, log_p: Tensor, totals: Tensor
 ) -> list[list[_Continuation]]:
-    """Convert the top-k tables to continuations for each search."""
+    """Convert the top-k tables to a list of continuations for each search."""
     vocab_size, width = log_p.shape[1], len(searches[0].beams)
     n_tables = len(top_k[0]) // len(searches)  # 1 per search, or 1 per beam with constraints
     result: list[list[_Continuation]] = []
@@ -192,16 +192,16 @@ def _new_constraint_continuations(
 
 
 def _common_prefix_length(sequences: list[list[int]]) -> int:
-    """Number of leading ids that all sequences share.
+    """Return the number of leading ids that all sequences share.
 
-    This is the common prefix of the smallest and the largest sequence in lexicographic order.
+    This equals the common prefix length of the lexicographically smallest and largest sequences.
     """
     first, last = min(sequences), max(sequences)
     return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
 
 class _SequenceBeams:
-    """Beam search state of a single sequence: running beams and at most `n_beams` finished hypotheses, best first."""
+    """Beam search state for one sequence: running beams and at most `n_beams` finished hypotheses, best first."""
 
     def __init__(
         self, limit: LengthLimit, beam: BeamConfig, stop_ids: frozenset[int], constraints: TermConstraints
@@ -219,7 +219,7 @@ class _SequenceBeams:
         """Number of leading ids that all beams shared before the latest step."""
 
     def forbidden_ids(self, ids: list[int]) -> set[int]:
-        """Ids that may not follow: stop ids before the minimum length, and ids that would repeat an n-gram."""
+        """Return ids that must not follow: stop ids before the minimum length, and ids that would repeat an n-gram."""
         forbidden: set[int] = set()
         if len(ids) < self._config.min_new_tokens:
             forbidden |= self._stop_ids
@@ -230,13 +230,13 @@ class _SequenceBeams:
         return forbidden
 
     def constraint_advancing_or_stop_ids(self, ids: list[int]) -> set[int]:
-        """Ids that advance a constraint, or the stop ids if all constraints are satisfied."""
+        """Return the ids that advance a constraint, or the stop ids if all constraints are satisfied."""
         if self.constraints.n_tokens == 0:
             return set()
         return self.constraints.next_token_ids(ids) or set(self._stop_ids)
 
     def advance(self, continuations: list[_Continuation]) -> None:
-        """Replace the beams by their best continuations and finish those that end with a stop token."""
+        """Replace the beams with their best continuations and finish those that end with a stop token."""
         n_beams, is_constrained = self._config.n_beams, self.constraints.n_tokens > 0
         self.common_prefix = _common_prefix_length([beam.ids for beam in self.beams])
         unfinished: list[_Beam] = []

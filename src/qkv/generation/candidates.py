@@ -1,4 +1,4 @@
-"""Candidates for the next token, with their probabilities before and after the sampling settings."""
+"""List candidates for the next token, with their probabilities before and after applying the sampling settings."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,17 @@ class Candidate:
 
     id: int
     probability: float
-    """Probability under the model."""
+    """Probability according to the model."""
     revised: float
-    """Probability after repetition penalty, temperature and filters. 0 if the token was filtered out."""
+    """Probability after repetition penalty, temperature and filters, or 0 if the token was filtered out."""
     is_chosen: bool
 
 
 @torch.inference_mode()
 def top_raw_and_processed_candidates(step: GenerationStep, sampling: SamplingConfig, *, n: int = 5) -> list[Candidate]:
-    """Return the `n` most probable tokens before and after the sampling settings, and the chosen token.
+    """Return the chosen token and the `n` most probable tokens before and after applying the sampling settings.
 
-    Candidates are sorted by their probability under the model, highest first.
+    Candidates are sorted by their probability according to the model, highest first.
     """
     seen_mask = torch.zeros_like(step.logits, dtype=torch.bool)
     seen_mask[0, [*step.sequence.prompt, *step.sequence.new_ids[:-1]]] = True

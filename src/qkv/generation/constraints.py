@@ -1,4 +1,4 @@
-"""Lexical constraints for beam search: terms, such as glossary entries, that an output must contain."""
+"""Lexical constraints for beam search, which specify terms that an output must contain, such as glossary entries."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -12,19 +12,19 @@ class TermConstraints:
     def __init__(self, terms: Iterable[Sequence[int]]) -> None:
         self._terms = [term for term in dict.fromkeys(tuple(term) for term in terms) if term]
         self.n_tokens = sum(len(term) for term in self._terms)
-        """Total number of tokens of all terms."""
+        """Total number of tokens in all terms."""
 
     def n_satisfied_tokens(self, ids: list[int]) -> int:
-        """Number of constraint tokens already generated.
+        """Return the number of constraint tokens that have already been generated.
 
-        Counts the tokens of all completed terms, plus the longest partially generated term at the end of `ids`.
+        This includes the tokens of all completed terms and of the longest partially generated term at the end of `ids`.
         """
         missing = self._missing_terms(ids)
         partial = max((_partial_term_length(ids, term) for term in missing), default=0)
         return self.n_tokens - sum(len(term) for term in missing) + partial
 
     def next_token_ids(self, ids: list[int]) -> set[int]:
-        """Token ids that would start or continue a missing term."""
+        """Return the token ids that would start or continue a missing term."""
         return {term[_partial_term_length(ids, term)] for term in self._missing_terms(ids)}
 
     def _missing_terms(self, ids: list[int]) -> list[tuple[int, ...]]:
@@ -62,6 +62,6 @@ def _contains_term(ids: list[int], term: tuple[int, ...]) -> bool:
 
 
 def _partial_term_length(ids: list[int], term: tuple[int, ...]) -> int:
-    """Length of the longest proper prefix of `term` that `ids` ends with."""
+    """Return the length of the longest proper prefix of `term` at the end of `ids`."""
     longest = min(len(term) - 1, len(ids))
     return next((n for n in range(longest, 0, -1) if tuple(ids[-n:]) == term[:n]), 0)

@@ -1,4 +1,4 @@
-"""Fast single-token decode step on a CPU, for a GPT or the decoder of an encoder–decoder.
+"""Run fast single-token decode steps on a CPU, for a GPT or the decoder of an encoder–decoder.
 
 The results match those of the reference implementations `GPT.forward` and `Seq2Seq.decode` up to rounding. A decode
 step of a small model is so short that Python overhead (taps, dispatch, masks, views) dominates its time. The engine
@@ -37,24 +37,24 @@ from qkv.nn import (
 
 @dataclass(slots=True)
 class _StepState:
-    """Inputs of a decode step that all layers share."""
+    """Inputs to a decode step that all layers share."""
 
     buffers: DecodeBuffers
     keys: Sequence[Tensor]
-    """Visible keys of each layer, of shape (batch · kv_head, d_head, key)."""
+    """Visible keys in each layer, with shape (batch · kv_head, d_head, key)."""
     values: Sequence[Tensor]
-    """Visible values of each layer, of shape (batch · kv_head, key, d_value)."""
+    """Visible values in each layer, with shape (batch · kv_head, key, d_value)."""
     slots: Sequence[tuple[Tensor, Tensor]]
-    """Destination of the new keys and values of each layer."""
+    """Destination for the new keys and values in each layer."""
     append_slots: RaggedAppendSlots | None
     """Positions to write to if rows have different lengths, in which case `slots` contains the full cache."""
     angles: RotaryAngles | None
     mask: Tensor | None
-    """Additive mask for the scores, of shape (batch · kv_head or 1, heads per kv_head or 1, key)."""
+    """Additive mask for the scores, with shape (batch · kv_head or 1, heads per kv_head or 1, key)."""
 
 
 class CPUDecodeEngine:
-    """Decode step with prepacked weights, for one call of `generate` or `translate`.
+    """Engine that runs decode steps with prepacked weights during one call of `generate` or `translate`.
 
     Use `create_cpu_decode_engine` to create an instance.
     """
@@ -134,7 +134,10 @@ class CPUDecodeEngine:
         return x
 
     def _equal_length_step_state(self, cache: KVCache, buffers: DecodeBuffers) -> _StepState:
-        """Step state for rows of equal length. The visible keys are a slice of the cache, so no mask is needed."""
+        """Create the step state for rows of equal length.
+
+        No mask is needed because the visible keys are a slice of the cache.
+        """
         n = cache.n_filled
         first = 0 if self._sliding_window is None else max(0, n - self._sliding_window)
         new_slots = (part.select(3, n - 1) for part in (cache.keys, cache.values))
@@ -154,7 +157,7 @@ class CPUDecodeEngine:
         )
 
     def _ragged_state(self, cache: KVCache, positions: Tensor, buffers: DecodeBuffers) -> _StepState:
-        """Step state for rows of different lengths, which need a mask."""
+        """Create the step state for rows of different lengths, which require a mask."""
         n = cache.n_filled
         mask = Mask(causal=True, sliding_window=self._sliding_window, query_positions=positions)
         visible = mask.to_dense(1, n, positions.device)
@@ -215,7 +218,7 @@ class _DecodeBlock:
         self._head_config, self._scale = attention.head_config, attention.scale
 
     def add_self_attention(self, x: Tensor, state: _StepState, layer: int) -> Tensor:
-        """Write the new keys and values to the cache and add the attention output to `x` in place."""
+        """Write the new keys and values to the cache, and add the attention output to `x` in place."""
         buffers = state.buffers
         self._qkv_proj.write_to(self._attention_norm(x, buffers) if self._is_pre_norm else x, buffers.projected)
         if state.angles is not None:
@@ -284,17 +287,17 @@ class _DecodeBlock:
 def create_cpu_decode_engine(
     model: GPT | Seq2Seq, prepacked: PrepackedWeights, *, capacity: int
 ) -> CPUDecodeEngine | None:
-    """Create an engine for up to `capacity` positions. Returns `None` if the model is not supported."""
+    """Create an engine for up to `capacity` positions, or return `None` if the model is not supported."""
     return (
         CPUDecodeEngine(model, prepacked, capacity=capacity) if supports_cpu_decode_engine(model, prepacked) else None
     )
 
 
 def supports_cpu_decode_engine(model: GPT | Seq2Seq, prepacked: PrepackedWeights) -> bool:
-    """Whether the CPU decode engine can replace the eager implementation of this model.
+    """Return whether the CPU decode engine can replace the eager implementation of this model.
 
-    Requires float32 weights on a CPU, evaluation mode, split heads with an output projection and no concatenated
-    position embeddings. Hooks and the explicit attention kernel are not supported.
+    The engine requires float32 weights on a CPU, evaluation mode, split heads with an output projection and no
+    concatenated position embeddings. Hooks and the explicit attention kernel are not supported.
     """
     decoder = model.decoder if isinstance(model, Seq2Seq) else model
     is_concatenated = isinstance(decoder.embedding.position, ConcatenatedSinusoidalPositions)
@@ -330,6 +333,6 @@ def _first_half(angles: Tensor) -> Tensor:
 
 
 def as_linear(module: nn.Module) -> nn.Linear | Int8Linear:
-    """Narrow the type of a module that `has_supported_attention_and_linears` has checked."""
+    """Narrow the type of a module that was checked by `has_supported_attention_and_linears`."""
     assert isinstance(module, nn.Linear | Int8Linear)
     return module

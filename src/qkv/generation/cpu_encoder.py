@@ -1,4 +1,4 @@
-"""Fast BERT encoder on a CPU with prepacked weights.
+"""Run a fast BERT encoder on a CPU with prepacked weights.
 
 The results match those of the reference implementation `BERT.forward` up to rounding. Queries, keys and values are
 computed by one matmul, the activation is fused into the preceding matmul, and no taps are called.
@@ -18,7 +18,7 @@ from qkv.tensors import AttentionMask, Ids, Residual
 
 
 class CPUEncoder:
-    """Computes the final states of a BERT with a snapshot of its weights.
+    """Encoder that computes the final states of a BERT from a snapshot of its weights.
 
     Later changes to the weights have no effect, so call `create_cpu_encoder` to create a new instance for each group of
     batches.
@@ -41,7 +41,7 @@ class CPUEncoder:
 
 
 class _EncoderBlock:
-    """Bidirectional Transformer block with prepacked weights."""
+    """Transformer block with bidirectional attention and prepacked weights."""
 
     def __init__(self, block: Block, prepacked: PrepackedWeights) -> None:
         attention, feed_forward = block.attention, block.feed_forward
@@ -64,7 +64,7 @@ class _EncoderBlock:
         return x if self._is_pre_norm else self._feed_forward_norm(x)
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Compute the concatenated head outputs, of shape (batch · position, n_heads · d_value)."""
+        """Compute the concatenated head outputs, with shape (batch · position, n_heads · d_value)."""
         config = self._head_config
         widths = [config.n_heads * config.d_head, config.n_kv_heads * config.d_head, config.n_kv_heads * config.d_value]
         head_counts = (config.n_heads, config.n_kv_heads, config.n_kv_heads)

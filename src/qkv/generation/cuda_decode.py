@@ -1,4 +1,4 @@
-"""Pool of captured CUDA decode steps, and decoding of several tokens per synchronization with the host."""
+"""Reuse captured CUDA decode steps, and decode several tokens per synchronization with the host."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +27,11 @@ from qkv.nn import (
 CAPACITY_MULTIPLE = 256
 """Capacities are rounded up to a multiple of this number so that captured steps can be reused for other sequences."""
 MAX_POOLED_STEPS = 4
-"""Maximum number of steps in the pool. Each of them has its own KV cache."""
+"""Maximum number of steps in the pool. Each step has its own KV cache."""
 
 
 class CUDADecodeStepPool:
-    """Captured decode steps of a model, which are reused between calls until a weight changes."""
+    """Pool of a model's captured decode steps, which are reused between calls until a weight changes."""
 
     def __init__(self, model: GPT) -> None:
         self._model = model
@@ -95,20 +95,27 @@ def decode_until_all_finished(
 
 
 def can_sample_on_device(sampling: SamplingConfig) -> bool:
-    """Whether the GPU can choose tokens by itself. A repetition penalty requires the host, which tracks all tokens."""
+    """Return whether the GPU can choose tokens without the host.
+
+    A repetition penalty requires the host, which tracks all tokens.
+    """
     return sampling.repetition_penalty == 1.0
 
 
 def can_use_triton_kernels(model: GPT) -> bool:
-    """Whether the model is on a GPU, Triton is installed (torch for Linux includes it) and the kernels support it."""
+    """Return whether the model is on a GPU, Triton is installed and the Triton kernels support the model.
+
+    Torch for Linux includes Triton.
+    """
     return model.embedding.token.weight.is_cuda and find_spec("triton") is not None and is_supported_by_kernels(model)
 
 
 def is_supported_by_kernels(model: GPT) -> bool:
-    """Whether the Triton kernels implement this model.
+    """Return whether the Triton kernels support this model.
 
-    Requires evaluation mode, pre-norm blocks, split heads with an output projection, causal attention without a sliding
-    window, and rotary, added or no positions. Hooks and the explicit attention kernel are not supported.
+    The kernels require evaluation mode, pre-norm blocks, split heads with an output projection, causal attention
+    without a sliding window, and rotary, added or no positions. Hooks and the explicit attention kernel are not
+    supported.
     """
     modules = list(model.modules())
     attentions = [module for module in modules if isinstance(module, Attention)]
@@ -136,5 +143,5 @@ def is_supported_by_kernels(model: GPT) -> bool:
 
 
 def tensor_version(tensor: Tensor) -> tuple[int, int]:
-    """Return a key that changes if the tensor is replaced or modified, except in place through `.data`."""
+    """Return a key that changes if the tensor is replaced or modified, except for in-place changes through `.data`."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

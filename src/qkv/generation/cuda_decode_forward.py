@@ -1,4 +1,4 @@
-"""Forward pass of a decode step with Triton kernels, from ids and positions to logits.
+"""Run the forward pass of a decode step with Triton kernels, from ids and positions to logits.
 
 The results match those of the reference implementation `GPT.forward` up to rounding. There are two implementations: one
 for a single row and one for several rows.
@@ -18,16 +18,18 @@ from qkv.nn import Block, LayerNorm, RMSNorm, RotaryEmbedding
 
 ACTIVATION_CODES = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}
 TARGET_PROGRAMS = 256
-"""Number of programs per kernel: about two for each multiprocessor of a large GPU."""
+"""Target number of programs per kernel, which is about two for each multiprocessor of a large GPU."""
 READ_BYTES = 16384
-"""Bytes of a weight matrix that a program loads at once for a single row. Programs for large matrices load twice as
-many, in several iterations."""
+"""Number of bytes of a weight matrix that a program loads at once for a single row.
+
+Programs for large matrices load twice as many bytes, in several iterations.
+"""
 LARGE_MATRIX_BYTES = 2**23
-"""Size from which a weight matrix counts as large."""
+"""Size in bytes from which a weight matrix counts as large."""
 KEY_BLOCK_ELEMENTS = 8192
-"""Elements of the keys that a program loads at once."""
+"""Number of key elements that a program loads at once."""
 OUT_PROJ_PROGRAMS = 128
-"""Approximate number of programs that compute attention and the output projection. Each of them loads a head's keys."""
+"""Approximate number of programs that compute attention and the output projection. Each loads the keys of a head."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class FusedLinear:
 
     @property
     def norm_arguments(self) -> tuple[Tensor | None, Tensor | None, float, dict[str, Any]]:
-        """Weight, bias and epsilon of the norm, and its compile-time kernel arguments."""
+        """The norm's weight, bias and epsilon, and its compile-time kernel arguments."""
         if self.norm is None:
             return None, None, 0.0, {"NORM_KIND": 0, "HAS_NORM_BIAS": False}
         bias = self.norm.bias if isinstance(self.norm, LayerNorm) else None
@@ -57,7 +59,7 @@ class FusedLinear:
 
 
 class KernelWeights:
-    """Weights of a model in the layout that the kernels read."""
+    """Model weights in the layout that the kernels read."""
 
     def __init__(self, model: GPT) -> None:
         blocks = [block for block in model.blocks if isinstance(block, Block)]
@@ -71,22 +73,22 @@ class KernelWeights:
 
 @dataclass(frozen=True)
 class StepTensors:
-    """Inputs and outputs of a decode step other than weights. A captured CUDA graph refers to these tensors."""
+    """Input and output tensors of a decode step, except for weights. A captured CUDA graph refers to these tensors."""
 
     ids: Tensor
     positions: Tensor
-    """Position of the next token of each row, which equals the number of tokens before it."""
+    """Position of the next token in each row, which equals the number of tokens before it."""
     keys: Tensor
-    """Key cache of shape (layer, row, kv_head, slot, d_head)."""
+    """Key cache, with shape (layer, row, kv_head, slot, d_head)."""
     values: Tensor
-    """Value cache of shape (layer, row, kv_head, slot, d_value)."""
+    """Value cache, with shape (layer, row, kv_head, slot, d_value)."""
     logits: Tensor
     position_embedding: Tensor | None
-    """Position embedding of each position."""
+    """Position embedding for each position, or `None` if the model does not add any."""
     rotation: tuple[Tensor, Tensor] | None
-    """Cosines and sines of the rotary angles of each position."""
+    """Cosines and sines of the rotary angles for each position, or `None` for models without rotary embeddings."""
     launch_options: Mapping[str, bool]
-    """Options of programmatic dependent launch for all kernels."""
+    """Programmatic dependent launch options for all kernels."""
 
     @property
     def capacity(self) -> int:
@@ -94,7 +96,7 @@ class StepTensors:
 
 
 class _KernelForward:
-    """Attention, shared by the implementations for one row and for several rows."""
+    """Base class with the attention computation for the single-row and multi-row implementations."""
 
     def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
         self.weights, self.tensors = weights, tensors
@@ -104,7 +106,7 @@ class _KernelForward:
         self.qkv = new_empty(rows, (heads.n_heads + heads.n_kv_heads) * heads.d_head + heads.n_kv_heads * heads.d_value)
         self.block_keys = max(KEY_BLOCK_ELEMENTS // power_of_two(heads.d_head), 1)
         self.n_splits = _choose_n_splits(tensors.capacity // self.block_keys, rows * heads.n_heads)
-        # Each split stores its weighted values, the maximum score and the sum of exponentials.
+        # For each split, this buffer stores the weighted values, the maximum score and the sum of exponentials.
         n_split_elements = rows * heads.n_heads * self.n_splits * (power_of_two(heads.d_value) + 2)
         self.splits = new_empty(n_split_elements, dtype=torch.float32)
         cos, sin = (None, None) if tensors.rotation is None else tensors.rotation
@@ -138,9 +140,9 @@ class _KernelForward:
 
 
 class SingleRowForward(_KernelForward):
-    """Forward pass of a single row, which is bound by latency.
+    """Forward pass for a single row, which is bound by latency.
 
-    It launches four kernels per layer, or five if several programs share a head. Each kernel starts by loading weights.
+    The pass launches four kernels per layer, or five if several programs share a head. Each kernel loads weights first.
     """
 
     def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
@@ -230,7 +232,7 @@ class SingleRowForward(_KernelForward):
 
 
 class BatchForward(_KernelForward):
-    """Forward pass of several rows with five to eight kernels per layer."""
+    """Forward pass for several rows, with five to eight kernels per layer."""
 
     def __init__(self, weights: KernelWeights, tensors: StepTensors) -> None:
         super().__init__(weights, tensors)
@@ -361,7 +363,7 @@ def position_tables(model: GPT, capacity: int) -> tuple[Tensor | None, tuple[Ten
 
 
 def _choose_n_splits(n_blocks: int, n_heads: int) -> int:
-    """Number of programs per head. Long contexts with few heads are split to occupy the GPU."""
+    """Choose the number of programs per head. Long contexts with few heads are split to occupy the GPU."""
     return max(1, min(power_of_two(n_blocks) // 4, power_of_two(TARGET_PROGRAMS // n_heads + 1), 64))
 
 

@@ -1,4 +1,4 @@
-"""Decode step of a GPT on a GPU, captured as a CUDA graph that also chooses the next token.
+"""Capture a GPT decode step on a GPU as a CUDA graph that also chooses the next token.
 
 For small models, the time of an eager decode step is dominated by hundreds of kernel launches. This step uses few
 kernels and replays them as a graph. `cuda_decode.is_supported_by_kernels` returns whether a model is supported.
@@ -23,13 +23,13 @@ from qkv.generation.sampling import choose_next_ids, gather_log_probabilities
 from qkv.models import GPT
 
 TOKENS_PER_SYNC = 32
-"""Tokens per row that are decoded before the host reads them. Tokens after a stop token are discarded."""
+"""Number of tokens per row to decode before the host reads them. Tokens after a stop token are discarded."""
 VOCAB_BLOCK = 4096
-"""Logits that a program of the argmax kernel processes."""
+"""Number of logits that a program of the argmax kernel processes."""
 
 
 class CUDADecodeStep:
-    """Preallocated tensors of a decode step for a fixed batch size, its KV cache and its captured CUDA graphs."""
+    """Decode step for a fixed batch size, with preallocated tensors, a KV cache and captured CUDA graphs."""
 
     def __init__(self, model: GPT, weights: KernelWeights, *, batch: int, capacity: int) -> None:
         self.cache = model.new_cache(batch=batch, capacity=capacity)
@@ -57,7 +57,7 @@ class CUDADecodeStep:
         self.forward: Callable[[], None] = (
             SingleRowForward(weights, tensors) if batch == 1 else BatchForward(weights, tensors)
         )
-        """Launches all kernels of a step, from `ids` and `positions` to `logits`."""
+        """Function that launches all kernels of a step, from `ids` and `positions` to `logits`."""
         n_blocks = -(-self.logits.shape[1] // VOCAB_BLOCK)
         self._block_max = self.logits.new_empty(batch, n_blocks)
         self._block_exp_sum = torch.empty_like(self._block_max)
@@ -65,7 +65,7 @@ class CUDADecodeStep:
         self.output_ids = torch.zeros(TOKENS_PER_SYNC, batch, dtype=torch.long, device=device)
         self.output_log_p = self.logits.new_zeros(TOKENS_PER_SYNC, batch)
         self.uniform = self.output_log_p.double()
-        """Uniform random numbers for sampling, of shape (step, row)."""
+        """Uniform random numbers for sampling, with shape (step, row)."""
         self._graphs: dict[SamplingConfig | None, torch.cuda.CUDAGraph] = {}
 
     def decode_logits(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class CUDADecodeStep:
         return [[int(token_id) for token_id in row] for row in outputs[:n]], outputs[n:]
 
     def _replay(self, key: SamplingConfig | None, launch: Callable[[], None]) -> None:
-        """Replay the graph for `key`. Captures it from `launch` on first use."""
+        """Replay the graph for `key`. On first use, the graph is captured from `launch`."""
         if not self.ids.is_cuda:  # tests run the kernels in Triton's interpreter
             launch()
             return

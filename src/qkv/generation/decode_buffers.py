@@ -1,4 +1,4 @@
-"""Preallocated tensors of the CPU decode engine, which every decode step overwrites."""
+"""Preallocated tensors for the CPU decode engine, which are overwritten in every decode step."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from torch.nn import functional as F
 from qkv.nn import HeadConfig, LayerNorm, RMSNorm
 
 RotaryAngles = tuple[Tensor, Tensor]
-"""Cosines of all rotary angles of the new tokens, and sines of the first half of them."""
+"""Cosines of all rotary angles for the new tokens, and sines of the first half of the angles."""
 
 
 class DecodeBuffers:
-    """Residual stream, queries, keys and values of a decode step, with all views that the step needs."""
+    """Buffers for the residual stream, queries, keys and values of a decode step, with all views that it needs."""
 
     def __init__(
         self,
@@ -22,7 +22,10 @@ class DecodeBuffers:
         rms_norm_eps: float | None,
         is_rotary: bool,
     ) -> None:
-        """`token_embedding` determines dtype and width. `rms_norm_eps` is `None` if the model has no RMSNorm."""
+        """Allocate the buffers. `token_embedding` determines their dtype and width.
+
+        `rms_norm_eps` is `None` if the model has no RMSNorm.
+        """
         new_empty, d_model = token_embedding.new_empty, token_embedding.shape[1]
         n_heads, n_kv_heads = head_config.n_heads, head_config.n_kv_heads
         d_head, d_value = head_config.d_head, head_config.d_value
@@ -56,7 +59,7 @@ class DecodeBuffers:
         return self.extended_residual.shape[0]
 
     def grouped_queries(self) -> Tensor:
-        """Queries of shape (batch · kv_head, heads per kv_head, d_head), contiguous for `bmm`."""
+        """Return the queries with shape (batch · kv_head, heads per kv_head, d_head), contiguous for `bmm`."""
         if self.rows > 1:
             self._grouped_queries.view_as(self.queries).copy_(self.queries)
         return self._grouped_queries
@@ -71,7 +74,7 @@ class DecodeBuffers:
 
 
 class BufferedNorm:
-    """LayerNorm or RMSNorm with few torch calls. On a CPU, torch's RMSNorm consists of eight calls."""
+    """LayerNorm or RMSNorm that uses few torch calls. On a CPU, torch's RMSNorm consists of eight calls."""
 
     def __init__(self, norm: LayerNorm | RMSNorm) -> None:
         self._weight, self._shape = norm.weight.detach(), tuple(norm.weight.shape)

@@ -1,4 +1,4 @@
-"""Decoder interface for sampling and beam search, and its implementations for each model family."""
+"""Decoder interface for sampling and beam search, with an implementation for each model family."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from qkv.nn import LayerSourceCache, Source, check_ids_shape_dtype_range
 RowIds = Int[Tensor, " row"]
 SequenceIndices = Int[Tensor, " sequence"]
 CACHE_CHUNK = 256
-"""The KV cache grows by this many positions at a time because many sequences end long before their limit."""
+"""Number of positions by which the KV cache grows at a time, because many sequences end long before their limit."""
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class Decoder(Protocol):
         ...
 
     def reorder(self, rows: RowIds, *, sequences: SequenceIndices | None = None, common_prefix: int = 0) -> None:
-        """Continue with the given rows, in this order. Rows may be repeated.
+        """Continue with only the given rows, in the given order. Rows may be repeated.
 
         Each sequence has the same number of consecutive rows (its beams). `sequences` lists the sequences that remain,
         or is `None` if all sequences remain. This list is needed by decoders that store state per sequence, such as an
@@ -51,7 +51,10 @@ class GPTDecoder:
         cpu_engine: CPUDecodeEngine | None = None,
         cuda_step: CUDADecodeStep | None = None,
     ) -> None:
-        """`cpu_engine` and `cuda_step` replace the eager implementation. `cuda_step` provides its own KV cache."""
+        """Create a decoder. If passed, `cpu_engine` or `cuda_step` replaces the eager implementation.
+
+        `cuda_step` provides its own KV cache.
+        """
         self._model = model
         self._cpu_engine, self._cuda_step = cpu_engine, cuda_step
         if cuda_step is None:
@@ -65,7 +68,7 @@ class GPTDecoder:
         return self._model.embedding.token.weight.device
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> NextLogits:
-        """Process all prompts in one forward pass and return the logits after the last token of each."""
+        """Process all prompts in one forward pass and return the logits after the last token of each prompt."""
         ids, attention_mask = right_pad_sequences(prompts, self.device, self._model.config.vocab_size)
         states = self._model.hidden_states(ids, attention_mask=attention_mask, cache=self.cache)
         n = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
@@ -94,7 +97,7 @@ class Seq2SeqDecoder:
     def __init__(
         self, model: Seq2Seq, source: Source, *, capacity: int, cpu_engine: CPUDecodeEngine | None = None
     ) -> None:
-        """`cpu_engine` replaces the eager implementation."""
+        """Create a decoder. If passed, `cpu_engine` replaces the eager implementation."""
         self._model = model
         self._cpu_engine = cpu_engine
         self._source = source.materialize_mask()
@@ -113,7 +116,7 @@ class Seq2SeqDecoder:
 
 
 class RNNDecoder:
-    """Decoder for a recurrent encoder–decoder, whose hidden state represents the tokens so far."""
+    """Decoder for a recurrent encoder–decoder. The recurrent state represents the tokens so far."""
 
     def __init__(self, model: RNNSeq2Seq, start: RNNSource) -> None:
         self._model = model
@@ -155,7 +158,7 @@ def encode_sources(
 def right_pad_sequences(
     sequences: Sequence[Sequence[int]], device: torch.device, vocab_size: int
 ) -> tuple[Int[Tensor, "sequence position"], Bool[Tensor, "sequence position"] | None]:
-    """Pad token ids on the right with 0 and return them with their attention mask.
+    """Pad token sequences on the right with 0 and return the padded ids with their attention mask.
 
     The mask is `None` if all sequences have the same length.
     """

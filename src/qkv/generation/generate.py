@@ -1,4 +1,4 @@
-"""Autoregressive text generation: prefill of the prompts, then decode steps with the KV cache."""
+"""Generate text autoregressively: prefill the prompts, then run decode steps with the KV cache."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -30,7 +30,7 @@ class GenerationStep:
     row: int
     id: int
     log_probability: float
-    """Log-probability under the model, before temperature and filters."""
+    """Log-probability according to the model, before temperature and filters."""
     sequence: GeneratedSequence
     batch_index: int
     """Index of the row in `batch_logits`, which contains only unfinished rows."""
@@ -38,7 +38,7 @@ class GenerationStep:
 
     @property
     def logits(self) -> Tensor:
-        """Logits from which this token was chosen, of shape (1, vocab_size). Valid only until the next step."""
+        """Logits from which this token was chosen, with shape (1, vocab_size). Valid only until the next step."""
         if self.batch_logits is None:
             raise InputError("logits require with_logits=True, got with_logits=False")
         return self.batch_logits[self.batch_index : self.batch_index + 1]
@@ -54,7 +54,7 @@ def generate_tokens(
     prepacked: PrepackedWeights | None = None,
     with_logits: bool = True,
 ) -> Iterator[GenerationStep]:
-    """Generate tokens and yield each of them as soon as it is available, row by row.
+    """Generate tokens and yield each token as soon as it is available, row by row.
 
     The caller can stop a row by setting `step.sequence.finish_reason`. Prompts may have different lengths. Row i is
     sampled with the seed `sampling.seed + i`, so its output depends only on the prompt and the seed, not on the batch.
@@ -89,7 +89,7 @@ def _decode_on_device(
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """Decode with CUDA graphs that also choose the next token, so that the host only reads the results."""
+    """Decode with CUDA graphs that also choose the next token, so the host only reads the results."""
     generators = [Random(sampling.seed + row) for row in range(len(sequences))]
     with torch.inference_mode():
         uniform = [generator.random() for generator in generators]
@@ -113,7 +113,10 @@ def decode_steps(
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """Same as `generate_tokens`, for any decoder. `logits` are those after the last token of each prompt."""
+    """Generate tokens as in `generate_tokens`, but with any decoder.
+
+    `logits` contains the logits after the last token of each prompt.
+    """
     generators = [Random(sampling.seed + row) for row in range(len(sequences))]
     seen_mask = _initial_seen_mask(sequences, logits) if sampling.repetition_penalty != 1.0 else None
     rows = list(range(len(sequences)))

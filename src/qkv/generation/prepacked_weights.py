@@ -23,22 +23,27 @@ MIN_BLOCKED_SIZE = 2**15
 MIN_ONEDNN_SIZE = 2**17
 """Matrix size in elements from which oneDNN saves more time than the overhead of its call."""
 MIN_PADDED_SIZE = 2**20
-"""Matrix size in elements that exceeds the CPU caches. For such matrices, oneDNN multiplies 4 rows 1.2–1.7 times as
-fast as 2 rows."""
+"""Matrix size in elements that exceeds the CPU caches.
+
+For such matrices, oneDNN multiplies 4 rows 1.2–1.7 times as fast as 2 rows.
+"""
 BLOCK_COLUMNS = 32
-"""Columns of a block. With blocks, two threads read a matrix at full memory bandwidth, whereas multiplying one row by
-the full matrix uses a single thread. 16 columns are about as fast, and 64 are slower."""
+"""Number of columns per block.
+
+With blocks, two threads read a matrix at full memory bandwidth, whereas multiplying one row by the full matrix uses a
+single thread. Blocks of 16 columns are about as fast, and blocks of 64 columns are slower.
+"""
 
 ONEDNN_ACTIVATIONS = {
     Activation.RELU: ("relu", ""),
     Activation.GELU: ("gelu", "none"),
     Activation.GELU_TANH: ("gelu", "tanh"),
 }
-"""oneDNN's names of the activations that it can fuse into a matmul."""
+"""oneDNN's names for the activations that it can fuse into a matmul."""
 
 
 class ConcatenatedLinear:
-    """Linear layer that returns the concatenated outputs of several modules. The results differ only by rounding."""
+    """Linear layer that computes the concatenated outputs of several modules. Results differ only by rounding."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         self._weights = [weight.detach() for weight in weights]
@@ -125,7 +130,7 @@ class ConcatenatedLinear:
 
 
 class PackedInt8Linear:
-    """Equivalent of `ConcatenatedLinear` for int8 weights."""
+    """Linear layer equivalent to `ConcatenatedLinear`, but for int8 weights."""
 
     def __init__(self, modules: Sequence[Int8Linear], scales: Sequence[float]) -> None:
         is_unchanged = len(modules) == 1 and scales[0] == 1.0
@@ -161,7 +166,7 @@ class PackedInt8Linear:
 
 @dataclass(frozen=True)
 class _PrepackedLinearEntry:
-    """A packed linear layer and the versions of the weights it was created from."""
+    """A packed linear layer, with the versions of the weights from which it was created."""
 
     versions: list[tuple[int, int]]
     linear: ConcatenatedLinear | PackedInt8Linear
@@ -174,7 +179,7 @@ def override_forward(
     modules: Sequence[nn.Linear | Unembedding],
     create_forward: Callable[[nn.Linear | Unembedding], Callable[..., Tensor]],
 ) -> Iterator[None]:
-    """Replace the `forward` method of each module by `create_forward(module)` inside the context."""
+    """Replace the `forward` method of each module with `create_forward(module)` inside the context."""
     try:
         for module in modules:
             module.__dict__["forward"] = create_forward(module)
@@ -196,7 +201,7 @@ class PrepackedWeights:
         self._modules = [module for module in modules if type(module) is nn.Linear or isinstance(module, Unembedding)]
         self._cache: dict[tuple[nn.Module | float, ...], _PrepackedLinearEntry] = {}
         self.cuda_steps: CUDADecodeStepPool | None = None
-        """Captured decode steps of a GPT, which are used if the model is on a GPU."""
+        """Pool of captured decode steps for a GPT, which are used if the model is on a GPU."""
 
     @property
     def is_supported(self) -> bool:
@@ -260,7 +265,7 @@ def _weights_and_biases(modules: Sequence[nn.Linear | Unembedding]) -> list[Tens
 
 
 def prepack_weights(model: GPT | Seq2Seq | RNNSeq2Seq) -> PrepackedWeights:
-    """Create prepacked weights for the part of the model that generates tokens: a GPT, or a decoder."""
+    """Create prepacked weights for the part of the model that generates tokens, which is a GPT or a decoder."""
     if not isinstance(model, GPT):
         return PrepackedWeights(model.decoder, model.unembedding)
     prepacked = PrepackedWeights(model)

@@ -1,4 +1,4 @@
-"""Reference implementations of generation and translation: a single sequence, without a cache.
+"""Reference implementations of generation and translation for a single sequence, without a cache.
 
 All other implementations must produce the same ids. The full sequence is recomputed at every step, so generating n
 tokens takes n full forward passes. Only tests use this module.

@@ -1,4 +1,4 @@
-"""Sampling of the next token from logits: repetition penalty, temperature, top-k, top-p, min-p and typical sampling."""
+"""Sample the next token from logits with repetition penalty, temperature, top-k, top-p, min-p or typical sampling."""
 
 from math import log
 
@@ -10,7 +10,7 @@ from qkv.config import SamplingConfig
 
 NextLogits = Float[Tensor, "batch vocabulary"]
 SeenMask = Bool[Tensor, "batch vocabulary"]
-"""`True` for the token ids that a row already contains."""
+"""Mask that is `True` for the token ids that a row already contains."""
 FILTERED = float("-inf")
 MIN_TEMPERATURE = 1e-30
 """Smallest divisor that float32 supports. At this temperature, the most probable token already has probability 1."""
@@ -40,7 +40,7 @@ def apply_temperature(logits: NextLogits, temperature: float) -> NextLogits:
 
 
 def keep_top_k(logits: NextLogits, k: int) -> NextLogits:
-    """Keep the `k` most probable tokens, and all tokens as probable as the k-th."""
+    """Keep the `k` most probable tokens, and any other tokens as probable as the k-th."""
     if k >= logits.shape[-1]:
         return logits
     return logits.masked_fill(logits < logits.topk(k).values[:, -1:], FILTERED)
@@ -126,7 +126,7 @@ def sample_inverse_cdf(logits: NextLogits, uniform: Float[Tensor, " batch"]) -> 
 def choose_next_ids(
     logits: NextLogits, config: SamplingConfig, *, seen_mask: SeenMask | None, uniform: Float[Tensor, " batch"] | None
 ) -> Int[Tensor, " batch"]:
-    """Choose the next id of each row: sampled, or the most probable one at temperature 0."""
+    """Sample the next id of each row, or choose the most probable id at temperature 0."""
     if config.temperature > 0:
         assert uniform is not None, "sampling requires uniform random numbers"
         return sample_inverse_cdf(process_logits(logits, config, seen_mask), uniform)
@@ -148,13 +148,13 @@ def argmax_by_blocks(logits: NextLogits) -> Int[Tensor, " batch"]:
     block_max = logits[:, :n_even].unflatten(-1, (n_blocks, ARGMAX_BLOCK)).amax(-1)
     if n_even < logits.shape[-1]:
         block_max = torch.cat((block_max, logits[:, n_even:].amax(-1, keepdim=True)), dim=-1)
-    # The last block may be short. It is then extended to the left by logits that are lower than its maximum.
+    # If the last block is short, it is extended to the left by logits that are lower than its maximum.
     first = (block_max.argmax(-1, keepdim=True) * ARGMAX_BLOCK).clamp_(max=logits.shape[-1] - ARGMAX_BLOCK)
     return (first + logits.gather(-1, first + torch.arange(ARGMAX_BLOCK)).argmax(-1, keepdim=True)).squeeze(-1)
 
 
 def gather_log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """Log-probability of each row's id under the model, before any sampling settings."""
+    """Return the log-probability of each row's id according to the model, before applying any sampling settings."""
     return _at_least_float32(logits).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
 
 

@@ -8,7 +8,7 @@ from qkv.errors import ContextLengthError, InputError
 
 
 class FinishReason(StrEnum):
-    """Why generation of a sequence stopped."""
+    """Reason why the generation of a sequence stopped."""
 
     STOP = "stop"
     """The sequence reached a stop token, or the caller stopped it."""
@@ -33,11 +33,11 @@ class GeneratedSequence:
     prompt: list[int]
     limit: LengthLimit
     new_ids: list[int] = field(default_factory=list)
-    """Generated token ids. Includes the stop token if one was generated."""
+    """Generated token ids, including the stop token if one was generated."""
     log_probabilities: list[float] = field(default_factory=list)
-    """Log-probability of each new token under the model, before temperature and filters."""
+    """Log-probability of each new token according to the model, before temperature and filters."""
     finish_reason: FinishReason | None = None
-    """`None` while the sequence is still being generated."""
+    """Reason why generation stopped, or `None` while the sequence is still being generated."""
 
     @property
     def ids(self) -> list[int]:
@@ -54,7 +54,7 @@ class GeneratedSequence:
 
 
 def new_sequences(prompts: Sequence[Sequence[int]], *, max_new: int, context_length: int) -> list[GeneratedSequence]:
-    """Create one sequence per prompt, without any new tokens, and validate the prompts.
+    """Validate the prompts and create one sequence per prompt, without any new tokens.
 
     The model never reads the last new token, so a prompt that fills the context can still be extended by one token.
     """
@@ -76,7 +76,7 @@ def _length_limit(row: int, prompt_length: int, max_new: int, context_length: in
         raise ContextLengthError(
             f"prompt {row} has {prompt_length} tokens, which exceeds context_length={context_length}"
         )
-    # One more than the free positions because the last new token is never fed back to the model.
+    # This is one more than the free positions because the last new token is never fed back to the model.
     available = context_length - prompt_length + 1
     if max_new <= available:
         return LengthLimit(max_new, FinishReason.LENGTH)

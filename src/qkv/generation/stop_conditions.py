@@ -1,12 +1,14 @@
-"""Stop strings for streamed text, and detection of endless repetition."""
+"""Detect stop strings in streamed text, and endless repetition."""
 
 from collections.abc import Sequence
 
 from qkv.errors import InputError
 
 MIN_REPEATS = 4
-"""Number of consecutive repeats at the end of a sequence that counts as an endless loop. Natural text rarely has so
-many."""
+"""Number of consecutive repeats at the end of a sequence that counts as an endless loop.
+
+Natural text rarely contains this many repeats.
+"""
 
 
 def truncate_repetition(ids: Sequence[int]) -> list[int]:
@@ -25,7 +27,7 @@ def truncate_repetition(ids: Sequence[int]) -> list[int]:
 
 
 class StopStringFilter:
-    """Detects stop strings in streamed text.
+    """Filter that detects stop strings in streamed text.
 
     Text that could be the beginning of a stop string is buffered until more text arrives.
     """
@@ -58,7 +60,7 @@ class StopStringFilter:
         return emitted
 
     def _partial_match_length(self, string: str) -> int:
-        """Length of the longest proper prefix of `string` that the buffer ends with."""
+        """Return the length of the longest proper prefix of `string` at the end of the buffer."""
         for n in range(min(len(string) - 1, len(self._buffer)), 0, -1):
             if self._buffer.endswith(string[:n]):
                 return n

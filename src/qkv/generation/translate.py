@@ -1,4 +1,4 @@
-"""Sequence-to-sequence generation: translate source token ids to target token ids by beam search."""
+"""Translate source token ids to target token ids with beam search."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -32,7 +32,7 @@ def translate(
     prepacked: PrepackedWeights | None = None,
     generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
 ) -> list[list[Hypothesis]]:
-    """Translate each source and return its `beam.n_best` hypotheses, best first.
+    """Translate each source and return the `beam.n_best` hypotheses for each source, best first.
 
     Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
     and `constraints` have one entry per source. Outputs are also limited by the model's context. `prepacked` is the
@@ -67,7 +67,7 @@ def translate(
 
 
 def initial_logits(decoder: Decoder, start_ids: RowIds, *, forced_bos_id: int | None) -> NextLogits:
-    """Feed the start token of each row and return the logits of the first new token.
+    """Feed the start token of each row to the decoder and return the logits for the first new token.
 
     If `forced_bos_id` is set, it gets log-probability 0 and all other tokens are impossible.
     """

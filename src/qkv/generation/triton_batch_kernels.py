@@ -1,4 +1,4 @@
-"""Triton kernels of a decode step for several rows, and kernels for greedy selection of the next token.
+"""Triton kernels for a decode step with several rows, and for greedy selection of the next token.
 
 With USE_PDL (programmatic dependent launch, on Hopper and newer GPUs), a kernel may start before the previous kernel
 has finished, and waits before it accesses results of that kernel. The residual stream is float32. Weights, keys and
@@ -106,7 +106,7 @@ def decode_attention_kernel(
     IS_ROTARY: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_VALUE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     N_SPLITS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of one head of one row.
+    """Compute attention for one head of one row.
 
     If N_SPLITS > 1, each program processes a split of the keys and writes its partial result to `splits_ptr`.
     """
@@ -132,7 +132,7 @@ def decode_attention_kernel(
 def merge_attention_splits_kernel(
     splits_ptr, y_ptr, D_VALUE: tl.constexpr, BLOCK_VALUE: tl.constexpr, N_SPLITS: tl.constexpr, USE_PDL: tl.constexpr
 ):
-    """Combine the splits of each head and write the concatenated head outputs."""
+    """Combine the partial results of each head and write the concatenated head outputs."""
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -146,7 +146,7 @@ def argmax_blocks_kernel(
     logits_ptr, block_max_ptr, block_argmax_ptr, block_exp_sum_ptr, vocab_size, BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the maximum, its first index and Σ exp(logit − maximum) of each block of the logits of a row."""
+    """Compute the maximum, its first index and Σ exp(logit − maximum) for each block of logits in a row."""
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -167,7 +167,7 @@ def select_argmax_and_advance_kernel(
     block_max_ptr, block_argmax_ptr, block_exp_sum_ptr, ids_ptr, positions_ptr, steps_ptr, output_ids_ptr,
     output_log_p_ptr, vocab_size, n_blocks, last_position, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Select the most probable id of a row as its next input, record it with its log-probability, advance the row."""
+    """Select a row's most probable id as its next input, record the id and its log-probability, and advance the row."""
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""Triton device functions shared by several kernels: embedding, norms, activations and attention of a single query."""
+"""Triton device functions shared by several kernels: embedding, norms, activations and single-query attention."""
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false
 
 import triton
@@ -29,7 +29,7 @@ def embed_token(
 
 @triton.jit
 def load_norm_parameters(weight_ptr, bias_ptr, cols, mask, NORM_KIND: tl.constexpr, HAS_NORM_BIAS: tl.constexpr):
-    """Load weight and bias of a norm. Can be called before the input of the norm is available."""
+    """Load the weight and bias of a norm. This function can be called before the norm's input is available."""
     weight = tl.zeros_like(cols).to(tl.float32)
     bias = weight
     if NORM_KIND > 0:
@@ -83,7 +83,7 @@ def _load_rotated(ptr, cols, mask, cos_ptr, sin_ptr, position, D_HEAD: tl.conste
 def _load_keys_and_values(
     keys_ptr, values_ptr, first_slot, slots, end, D_HEAD: tl.constexpr, D_VALUE: tl.constexpr, key_cols, value_cols
 ):
-    """Load the cached keys and values of `slots`, and 0 for slots from `end` on."""
+    """Load the cached keys and values in `slots`. Slots at or beyond `end` are loaded as 0."""
     offsets, is_filled = (first_slot + slots)[:, None], (slots < end)[:, None]
     keys = tl.load(
         keys_ptr + offsets * D_HEAD + key_cols[None, :], mask=is_filled & (key_cols < D_HEAD)[None, :], other=0
@@ -101,7 +101,7 @@ def attend_to_split(
     IS_ROTARY: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_VALUE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     N_SPLITS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of one head of one row over its split of the keys, with an online softmax.
+    """Compute attention for one head of one row over a split of the keys, with an online softmax.
 
     Returns the maximum score, the sum of exp(score − maximum), and the values weighted by exp(score − maximum). The
     first split also contains the new key and value, and writes them to the cache if `writes_cache` is true. The
@@ -160,7 +160,7 @@ def attend_to_split(
 
 @triton.jit
 def merge_splits(splits_ptr, head, BLOCK_VALUE: tl.constexpr, N_SPLITS: tl.constexpr):
-    """Combine the results of all splits of a head to its attention output.
+    """Combine the partial results of all splits into the attention output of a head.
 
     Each split has BLOCK_VALUE weighted values, followed by the maximum score and the sum of exponentials.
     """

@@ -1,10 +1,11 @@
-"""Triton kernels of a decode step for a single row: four per layer, because launch latency dominates such a step.
+"""Triton kernels for a decode step with a single row.
 
-Each program loads its part of the weights first, because a decode step is bound by reading weights. With USE_PDL, it
-loads them while the previous kernel is still running. The program that computes attention of a head also multiplies it
-by the output projection, so many programs add to each element of the residual stream. The residual stream is therefore
-stored as fixed-point integers, whose sum does not depend on the order of the additions. Numbers that are too large for
-this format set `overflow`, which turns the row into NaN from then on.
+There are only four kernels per layer because launch latency dominates such a step. Each program loads its part of the
+weights first because a decode step is bound by reading weights. With USE_PDL, the weights are loaded while the previous
+kernel is still running. The program that computes attention for a head also multiplies the result by the output
+projection, so many programs add to each element of the residual stream. The residual stream is therefore stored as
+fixed-point integers, whose sum does not depend on the order of the additions. Numbers that are too large for this
+format set `overflow`, which turns the row into NaN from then on.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false
 
@@ -23,8 +24,11 @@ from qkv.generation.triton_functions import (
 
 FIXED_POINT_SCALE = tl.constexpr(2.0**36)
 MAX_ADDEND, MAX_RESIDUAL = tl.constexpr(2.0**20), tl.constexpr(2.0**26)
-"""Limits of a single addend, and of the residual stream when it is read. The int64 fixed-point format overflows at 2²⁷.
-An undetected overflow would require 64 heads to add the largest possible addend at once."""
+"""Limits for a single addend, and for the residual stream when it is read.
+
+The int64 fixed-point format overflows at 2²⁷. An undetected overflow would require 64 heads to add the largest possible
+addend at once.
+"""
 
 
 @triton.jit
@@ -64,7 +68,7 @@ def embed_row_kernel(
 def _load_weights_and_biases(
     weight_ptr, bias_ptr, out_cols, in_cols, n_in, n_out, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr
 ):
-    """Load the weight rows of some outputs, those of the outputs that they gate, and the biases of both."""
+    """Load the weight rows and biases of some outputs, and of the outputs that they gate."""
     out_mask = out_cols < n_out
     offsets = out_cols.to(tl.int64)[:, None] * n_in + in_cols[None, :]
     mask = out_mask[:, None] & (in_cols < n_in)[None, :]
@@ -92,7 +96,7 @@ def linear_row_kernel(
 
     If IS_GATED, W has 2 · n_out rows, and the activation of the first n_out outputs is multiplied by the others. If
     ADD_TO_OUTPUT, x is a plain row, and the result is added to the residual stream y. The weights of an iteration are
-    loaded during the previous iteration, and those of the first iteration before anything else.
+    loaded during the previous iteration. The weights of the first iteration are loaded before anything else.
     """
     if USE_PDL:
         gdc_launch_dependents()
@@ -142,7 +146,7 @@ def attention_out_proj_kernel(
     BLOCK_VALUE: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_OUT: tl.constexpr, N_SPLITS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the output of a head by its columns of the output projection and add it to the residual stream.
+    """Multiply a head's output by its columns of the output projection, and add the result to the residual stream.
 
     If N_SPLITS == 1, each program computes the attention of its head. If N_SPLITS > 1, `decode_attention_kernel` has
     written partial results to `splits_ptr`.
@@ -160,7 +164,7 @@ def attention_out_proj_kernel(
         if head == 0:
             bias = tl.load(bias_ptr + out_cols, mask=out_mask, other=0).to(tl.float32)
     if N_SPLITS == 1:
-        row = tl.program_id(2)  # always 0, because the grid has no third axis
+        row = tl.program_id(2)  # always 0 because the grid has no third axis
         _, exp_sum, acc = attend_to_split(
             qkv_ptr, keys_ptr, values_ptr, positions_ptr, cos_ptr, sin_ptr, capacity, scale, row, head, 0,
             tl.program_id(1) == 0, N_HEADS, N_KV_HEADS, D_HEAD, D_VALUE, IS_ROTARY, BLOCK_D, BLOCK_VALUE, BLOCK_KEYS,

@@ -1,4 +1,4 @@
-"""Run a model on one text and cache its activations, with or without a KV cache."""
+"""Run a model on one text, with or without a KV cache, and store its activations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,16 +22,16 @@ LayerHeadWeights = Float[Tensor, "layer head query key"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ActivationCache(ShortRepr):
-    """The activations of one forward pass, or of several decode steps.
+    """The activations from one forward pass or from several decode steps.
 
-    All tensors belong to a single text and have no batch axis.
+    All tensors belong to a single text and have no batch dimension.
     """
 
     model: Model
     model_input: ModelInput
     activations: ActivationRecord
     logits: Float[Tensor, "position vocabulary"] | None
-    """`None` for a BERT without a masked-word head."""
+    """The logits at every position, or `None` for a BERT without a masked-word head."""
 
     @property
     def stacks(self) -> list[AttentionStack]:
@@ -48,63 +48,63 @@ class ActivationCache(ShortRepr):
         return 1 if isinstance(self.model, RNNSeq2Seq) else len(get_blocks(self.model, stack))
 
     def weights(self, stack: AttentionStack, layer: int) -> Float[Tensor, "head query key"]:
-        """Returns one layer's attention weights.
+        """Return one layer's attention weights.
 
-        The rows of successive decode steps are concatenated. Keys that did not exist yet have weight 0.
+        The rows from successive decode steps are concatenated. Keys that did not exist yet at a step have weight 0.
         """
         return self._concatenate_passes(stack, layer, "weights", fill_value=0.0)
 
     def scores(self, stack: AttentionStack, layer: int) -> Float[Tensor, "head query key"]:
-        """Returns one layer's attention scores before the softmax, with −∞ at masked positions."""
+        """Return one layer's attention scores before the softmax, with −∞ at masked positions."""
         return self._concatenate_passes(stack, layer, "scores", fill_value=float("-inf"))
 
     def all_weights(self, stack: AttentionStack) -> LayerHeadWeights:
-        """Returns the attention weights of all layers."""
+        """Return the attention weights of all layers."""
         return torch.stack([self.weights(stack, layer) for layer in range(self.n_layers(stack))])
 
     def mean_weights(self, stack: AttentionStack) -> Float[Tensor, "layer query key"]:
-        """Returns the attention weights of all layers, averaged over heads.
+        """Return the attention weights of all layers, averaged over heads.
 
-        Only one layer's heads are in memory at a time.
+        Only one layer's unaveraged weights are in memory at a time.
         """
         return torch.stack([self.weights(stack, layer).mean(0) for layer in range(self.n_layers(stack))])
 
     def visible_mask(self, stack: AttentionStack) -> Bool[Tensor, "query key"]:
-        """Returns which keys each query may attend to in at least one head of the first layer."""
+        """Return a mask of the keys that each query may attend to in at least one head of the first layer."""
         return (self.scores(stack, 0) > float("-inf")).any(0)
 
     def get_activation(self, name: str) -> Float[Tensor, "position width"]:
-        """Returns the activations recorded at a tap, concatenated over all forward passes."""
+        """Return the activations recorded at a tap, concatenated over all forward passes."""
         return torch.cat([self.activations.get_pass(name, i)[0] for i in range(self.activations.n_passes(name))])
 
     def attention_records(self, stack: AttentionStack, layer: int) -> list[AttentionRecord]:
-        """Returns the attention records of a layer, one per forward pass."""
+        """Return the attention records of a layer, with one record per forward pass."""
         name = self.attention_tap(stack, layer)
         return [self.activations.attention(name, i) for i in range(self.activations.n_passes(f"{name}.weights"))]
 
     def attention_tap(self, stack: AttentionStack, layer: int) -> str:
-        """Returns the name of the attention module, such as `blocks.0.attention`."""
+        """Return the name of a layer's attention module, such as `blocks.0.attention`."""
         return attention_module_name(
             self.model, stack, check_index("layer", layer, self.n_layers(stack), unit="layers")
         )
 
     def key_labels(self, stack: AttentionStack) -> list[str]:
-        """Returns the labels of the keys."""
+        """Return the labels of the keys."""
         return self.attention_axis_tokens(stack, is_key=True).labels
 
     def query_labels(self, stack: AttentionStack) -> list[str]:
-        """Returns the labels of the queries."""
+        """Return the labels of the queries."""
         return self.attention_axis_tokens(stack).labels
 
     def attention_axis_tokens(self, stack: AttentionStack, *, is_key: bool = False) -> TokenizedText:
-        """Returns the query or key tokens. See `ModelInput.attention_axis_tokens`."""
+        """Return the query or key tokens. See `ModelInput.attention_axis_tokens`."""
         return self.model_input.attention_axis_tokens(stack, is_key=is_key)
 
     @property
     def attention_reconstruction_error(self) -> float:
-        """The largest max|A·V − output| over all attention layers.
+        """The largest value of max|A·V − output| over all attention layers.
 
-        It measures how far the recomputed weights deviate from the weights that the kernel used.
+        This value indicates how far the recomputed weights A deviate from the weights that the kernel used.
         """
         if isinstance(self.model, RNNSeq2Seq):
             return 0.0  # an RNN's weights are recorded, not recomputed
@@ -129,7 +129,7 @@ class ActivationCache(ShortRepr):
 
 
 def upcast(tensor: Tensor) -> Tensor:
-    """Convert to float32, or keep float64."""
+    """Convert a tensor to float32 unless it is float64."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -144,7 +144,7 @@ def attention_module_name(model: Model, stack: AttentionStack, layer: int | Lite
 
 
 def get_blocks(model: Model, stack: AttentionStack) -> list[Block]:
-    """Returns the blocks that contain the given kind of attention."""
+    """Return the blocks that contain the given kind of attention."""
     match model:
         case GPT() | BERT():
             modules = model.blocks
@@ -165,10 +165,10 @@ def get_attention(model: Model, stack: AttentionStack, layer: int) -> Attention:
 
 @torch.no_grad()
 def run_with_cache(model: Model, model_input: ModelInput, *, prefill_length: int | None = None) -> ActivationCache:
-    """Run the model on one text and return its activations.
+    """Run the model on one text, and return its activations.
 
-    With `prefill_length`, the first `prefill_length` tokens are processed in one pass and the others one at a time with
-    the KV cache, as in generation. Dropout is disabled during the run.
+    If `prefill_length` is set, the first `prefill_length` tokens are processed in one pass and the others one at a time
+    with a KV cache, like during generation. Dropout is disabled during the run.
     """
     n = len(model_input.sequence.ids)
     if prefill_length is not None and not 1 <= prefill_length <= n:
@@ -188,7 +188,7 @@ def run_with_cache(model: Model, model_input: ModelInput, *, prefill_length: int
 
 
 def forward_logits(model: Model, model_input: ModelInput) -> Float[Tensor, "position vocabulary"] | None:
-    """Run one forward pass and return the logits at every position."""
+    """Run one forward pass, and return all logits, or `None` for a BERT without a masked-word head."""
     ids = _ids_tensor(model, model_input.sequence.ids)
     match model:
         case GPT():

@@ -1,4 +1,7 @@
-"""Query-by-key attention maps: single heads, averages, merged subwords, without sinks, or weighted by values."""
+"""Compute query-by-key attention maps of single heads or averaged over heads.
+
+Optionally, the maps merge subwords into words, omit attention sinks, or are weighted by value norms.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -27,13 +30,13 @@ class AttentionMapView(ShortRepr):
     keys: list[str]
     title: str
     is_share: bool = True
-    """Whether each row sums to 1. `False` for norms."""
+    """Whether each row sums to 1, which is not the case for norms."""
 
 
 def attention_map(
     cache: ActivationCache, stack: AttentionStack | None = None, *, layer: int | None = None, head: int | None = None
 ) -> AttentionMapView:
-    """Returns one head's attention weights. By default, averages over all heads and all layers."""
+    """Return the attention weights of one head. By default, the weights are averaged over all heads and layers."""
     stack = stack or cache.stacks[0]
     layers = range(cache.n_layers(stack)) if layer is None else [layer]
     weights = torch.stack([select_head(cache.weights(stack, index), head) for index in layers]).mean(0)
@@ -49,7 +52,7 @@ def attention_map(
 def value_weighted_attention(
     cache: ActivationCache, stack: AttentionStack, *, layer: int
 ) -> Float[Tensor, "head query key"]:
-    """Returns ‖a_ij · v_j W_O‖, the norm of what a head moves from key j to query i (arXiv:2004.10102).
+    """Return ‖a_ij · v_j W_O‖, the norm of the vector that a head moves from key j to query i (arXiv:2004.10102).
 
     W_O is the head's slice of the output projection. The bias is omitted because it does not depend on the key.
     """
@@ -67,7 +70,7 @@ def value_weighted_attention(
 def project_head_results(
     attention: Attention, results: Float[Tensor, "head position d_value"]
 ) -> Float[Tensor, "head position d_model"]:
-    """Project each head's result with its part of the output projection, without the bias."""
+    """Multiply each head's result by the head's slice of the output projection, without adding the bias."""
     n_heads, d_value = attention.head_config.n_heads, attention.head_config.d_value
     is_split = attention.head_config.combination is HeadCombination.SPLIT
     if not isinstance(attention.out_proj, torch.nn.Linear):
@@ -87,7 +90,8 @@ def project_head_results(
 def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: TokenizedText) -> AttentionMapView:
     """Merge subword tokens into words.
 
-    Weights to the tokens of a word are summed, and rows of the tokens of a word are averaged (arXiv:1906.04341).
+    If a key word has several tokens, their weights are summed. If a query word has several tokens, their rows are
+    averaged (arXiv:1906.04341).
     """
     rows, row_labels = _token_to_word_membership(queries)
     columns, column_labels = _token_to_word_membership(keys)
@@ -104,7 +108,7 @@ def refine_map(
     merge_words: bool = False,
     keep_sink: bool = True,
 ) -> AttentionMapView:
-    """Optionally remove the attention sink (`keep_sink=False`) and merge subwords into words (`merge_words=True`)."""
+    """Remove the attention sinks if `keep_sink` is false, and merge subwords into words if `merge_words` is true."""
     if not keep_sink:
         remaining = remove_sink(view.weights, sink_mask(keys))
         view = replace(view, weights=remaining, title=f"{view.title}, without the sink", is_share=True)
@@ -112,18 +116,18 @@ def refine_map(
 
 
 def remove_sink(weights: Float[Tensor, "*rows key"], sink: Bool[Tensor, " key"]) -> Float[Tensor, "*rows key"]:
-    """Set the sink columns to zero and renormalize each row. Rows without any other weight become zero."""
+    """Set the weights of the sinks to zero, and renormalize each row. Rows without any other weight become zero."""
     remaining = weights.masked_fill(sink.to(weights.device), 0.0)
     return remaining / remaining.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def sink_mask(tokens: TokenizedText) -> Bool[Tensor, " key"]:
-    """Returns a mask of typical attention sinks: the first position and all special tokens."""
+    """Return a mask of the typical attention sinks, which are the first position and all special tokens."""
     return torch.tensor([position == 0 or special for position, special in enumerate(tokens.is_special)])
 
 
 def _token_to_word_membership(tokens: TokenizedText) -> tuple[Float[Tensor, "token group"], list[str]]:
-    """Returns a token-to-word membership matrix and the word labels. Tokens outside words form their own groups."""
+    """Return a token-to-word membership matrix and the word labels. Each token outside words forms its own group."""
     names: list[str] = []
     group_of: list[int] = []
     previous_word: int | None = None
@@ -138,7 +142,7 @@ def _token_to_word_membership(tokens: TokenizedText) -> tuple[Float[Tensor, "tok
 
 
 def select_head(weights: Float[Tensor, "head query key"], head: int | None) -> AttentionMatrix:
-    """Returns one head's weights, or the mean over heads if `head` is `None`."""
+    """Return one head's weights, or the mean over heads if `head` is `None`."""
     return weights.mean(0) if head is None else weights[check_index("head", head, len(weights), unit="heads")]
 
 

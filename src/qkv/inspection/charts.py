@@ -1,4 +1,4 @@
-"""Bar, scatter and line charts of views."""
+"""Plot views as bar, scatter and line charts."""
 
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ MAX_BARS = 24
 MAX_PATHS = 24
 MAX_KEYS = 40
 MAX_CHANGE_CHARS = 270
-"""Maximum number of characters, about three lines."""
+"""The maximum number of characters in the description of the interventions, which is about three lines."""
 
 
 def plot_neuron_view(view: NeuronView, title: str) -> "Figure":
@@ -60,7 +60,7 @@ def plot_neuron_view(view: NeuronView, title: str) -> "Figure":
 
 
 def _top_keys(view: NeuronView) -> list[int]:
-    """Returns the indices of the keys with the largest weights, at most `MAX_KEYS`, in text order."""
+    """Return the indices of the (at most `MAX_KEYS`) keys with the largest weights, in text order."""
     return sorted(view.weights.topk(min(MAX_KEYS, len(view.keys))).indices.tolist())
 
 
@@ -92,7 +92,7 @@ def plot_coreference(view: CoreferenceView, title: str) -> "Figure":
 
 
 def plot_embedding_paths(view: EmbeddingView, title: str) -> "Figure":
-    """Plot the path of each token from its embedding (hollow marker) to its final state (filled marker)."""
+    """Plot each token's path from its embedding (hollow marker) to its final state (filled marker)."""
     figure = new_figure(width=8.5, height=6.5)
     axis = figure.subplots()
     n = len(view.tokens)
@@ -115,7 +115,7 @@ def plot_embedding_paths(view: EmbeddingView, title: str) -> "Figure":
 
 
 def plot_logit_attribution(view: LogitAttribution, title: str) -> "Figure":
-    """Plot the largest contributions to a logit. The others are summed into one bar."""
+    """Plot the largest contributions to a logit. All other contributions are summed into one bar."""
     order = view.values.abs().argsort(descending=True)[:MAX_BARS].tolist()
     names, values = [view.names[i] for i in order], [float(view.values[i]) for i in order]
     if len(order) < len(view.names):

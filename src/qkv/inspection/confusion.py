@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_CLASSES_WITH_COUNTS = 20
-"""Counts are printed in the cells of matrices with at most this many classes."""
+"""The maximum number of classes for which counts are shown in the cells."""
 
 MAX_CLASSES_WITH_SHARES = 8
-"""Percentages are printed below the counts of matrices with at most this many classes."""
+"""The maximum number of classes for which percentages are shown below the counts."""
 
 
 def plot_confusion_matrix(
     counts: Int[np.ndarray, "true predicted"], class_names: Sequence[str], *, title: str = ""
 ) -> "Figure":
-    """Plot a confusion matrix. Colors are shares of each true class, and numbers are counts."""
+    """Plot a confusion matrix. Colors show the share of each true class, and numbers show the counts."""
     n = len(class_names)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     cell_size = 0.75 if n <= MAX_CLASSES_WITH_SHARES else 0.45 if n <= MAX_CLASSES_WITH_COUNTS else 0.16

@@ -1,4 +1,4 @@
-"""Estimate which word a pronoun refers to with four methods, and check whether they agree."""
+"""Use four methods to estimate which word a pronoun refers to, and check whether they agree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,32 +17,35 @@ from qkv.inspection.rollout import attention_rollout
 from qkv.models import BERT, GPT
 
 MAX_MASKED_BATCH = 16
-"""Maximum number of masked copies of a text that a BERT processes in one batch."""
+"""The maximum number of masked copies of a text that a BERT processes in one batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreferenceView:
-    """Four scores per candidate for what a pronoun refers to."""
+    """The scores of four methods that estimate which candidate a pronoun refers to."""
 
     text: str
     pronoun: str
     candidates: list[str]
     positions: list[list[int]]
-    """Token positions of the pronoun (first) and of each candidate."""
+    """The token positions of the pronoun, followed by those of each candidate."""
     attention: list[float]
-    """Attention from the pronoun to all tokens of each candidate, averaged over layers and heads.
+    """The attention from the pronoun to all tokens of each candidate, averaged over layers and heads.
 
-    The sink (first position and special tokens) is removed and each row is renormalized to sum to 1.
+    The attention sinks (the first position and special tokens) are removed, and each row is renormalized to sum to 1.
     """
     rollout: list[float]
-    """The same for attention rollout."""
+    """The attention rollout from the pronoun to each candidate, computed like `attention`."""
     value_weighted: list[float]
-    """The same for ‖a·v·W_O‖, with each head's rows normalized to sum to 1 before averaging."""
-    knock_out: list[float] | None
-    """Change in the log-probability of the following text (nats) if the pronoun cannot attend to the candidate.
+    """The norms ‖a·v·W_O‖ from the pronoun to each candidate, computed like `attention`.
 
-    Attention is masked in all layers and heads. A negative value means that the model needed the attention. For a BERT,
-    each of these tokens is masked in turn (pseudo-log-likelihood, arXiv:1910.14659).
+    Each head's rows are normalized to sum to 1 before averaging.
+    """
+    knock_out: list[float] | None
+    """The change in the log-probability of the following text (in nats) if the pronoun cannot attend to the candidate.
+
+    Attention is masked in all layers and heads. A negative value means that the model needed this attention. For a
+    BERT, the tokens of the following text are masked one at a time (pseudo-log-likelihood, arXiv:1910.14659).
     """
     remarks: list[str]
 
@@ -53,7 +56,7 @@ class CoreferenceView:
 
     @property
     def selections(self) -> dict[str, str | None]:
-        """The candidate that each method selects, or `None` if no knock-out reduces the log-probability."""
+        """The candidate that each method selects. It is `None` if no knock-out reduces the log-probability."""
         selections: dict[str, str | None] = {}
         for name, values in self.columns.items():
             if name == "knock-out":
@@ -69,7 +72,7 @@ class CoreferenceView:
 
     @property
     def verdict(self) -> str:
-        """A one-line summary, with the selection of each method if they disagree."""
+        """A one-line summary, which includes the selection of each method if the methods disagree."""
         selections = self.selections
         if self.methods_agree:
             return f"all {len(selections)} methods select {next(iter(selections.values())) or 'none'}"
@@ -77,10 +80,10 @@ class CoreferenceView:
 
 
 def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates: Sequence[str]) -> CoreferenceView:
-    """Score which candidate a pronoun refers to in a text, with a GPT or BERT.
+    """Estimate with a GPT or BERT which candidate a pronoun in a text refers to.
 
-    If a word occurs several times, the last occurrence of the pronoun is used, and the last occurrence of each
-    candidate before the pronoun.
+    If the pronoun occurs several times, the last occurrence is used. If a candidate occurs several times, the last
+    occurrence before the pronoun is used.
     """
     model = task.model
     if not isinstance(model, GPT | BERT):
@@ -125,7 +128,7 @@ def coreference(task: ModelWithTokenizer, text: str, *, pronoun: str, candidates
 def _pronoun_rows_by_method(
     cache: ActivationCache, query: list[int], *, candidate_positions: set[int]
 ) -> list[Float[Tensor, " key"]]:
-    """Returns the pronoun's row of the attention, rollout and value-weighted matrices, without the sink."""
+    """Return the pronoun's row in the attention, rollout and value-weighted matrices, without the attention sinks."""
     sink = sink_mask(cache.model_input.sequence)
     sink[list(candidate_positions)] = False  # a candidate at the first position is not treated as a sink
     attention = cache.mean_weights(AttentionStack.SELF).mean(0)
@@ -162,7 +165,7 @@ def _knockout_log_prob_changes(
 
 @torch.no_grad()
 def _sum_log_probs(task: ModelWithTokenizer, model_input: ModelInput, positions: list[int]) -> float:
-    """Returns the sum of the log-probabilities of the tokens at the given positions."""
+    """Return the sum of the log-probabilities of the tokens at the given positions."""
     model = task.model
     if not isinstance(model, BERT):
         log_probs = target_log_probs(compute_log_probs(model, model_input), model_input)

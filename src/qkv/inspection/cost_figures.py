@@ -1,4 +1,4 @@
-"""Plot cost estimates: roofline, FLOPs by sequence length, cache size, and RNN compared with attention."""
+"""Plot cost estimates: the roofline, FLOPs by sequence length, the cache size, and RNNs compared with attention."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GRAY = "#08519c", "#d95f02", "#1b7837", "0.4"
 POINT_COLORS = ("#d95f02", "#08519c", "#1b7837", "#7b3294", "#a6761d", "#e7298a")
-"""Colors of the slowest operations. All other points are gray."""
+"""The colors of the points for the slowest operations. All other points are gray."""
 OPERATION_GROUPS = {
     "q_proj": "Q K V O",
     "k_proj": "Q K V O",
@@ -29,11 +29,11 @@ OPERATION_GROUPS = {
     "norm": "norms",
     "add": "adds",
 }
-"""Operations that share one point."""
+"""The groups of operations that share one point."""
 
 
 def plot_cost_overview(estimate: Estimate, device: DeviceSpec) -> "Figure":
-    """Plot a four-panel figure of one model and one workload."""
+    """Plot the cost estimate for one model and one workload in a four-panel figure."""
     figure = new_figure(width=12.0, height=9.0)
     roofline, against_length, cache, recurrent = figure.subplots(2, 2).flatten()
     _plot_roofline(roofline, roofline_bound(estimate, device))
@@ -78,7 +78,7 @@ def _plot_roofline(axes: "Axes", roofline: RooflineBound) -> None:
             label=f"{point.name}, {point.seconds / total:.0%} of the time" if has_label else None,
         )
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low * bandwidth / 2, peak * 4))
-    # Use one marker size in the legend, because the largest markers would enlarge it.
+    # Use the same marker size for all legend entries because the largest markers would enlarge the legend.
     for handle in axes.legend(frameon=False, loc="lower right", fontsize=8).legend_handles:
         handle.set_sizes([30])  # type: ignore[union-attr]
     _label_axes(axes, f"Roofline of the {roofline.device.title}", "FLOPs per byte moved", "attainable FLOP/s")
@@ -92,9 +92,9 @@ class _RooflinePoint:
 
 
 def _roofline_points_by_group(roofline: RooflineBound) -> list[_RooflinePoint]:
-    """Returns one point per group of operations, slowest first.
+    """Return one point per group of operations, slowest first.
 
-    Element-wise FLOPs are included, because operations with 0 FLOPs cannot be shown on a logarithmic axis.
+    Element-wise FLOPs are included because operations with 0 FLOPs cannot be shown on a logarithmic axis.
     """
     kinds: dict[str, list[float]] = {}
     for launch in roofline.launches:
@@ -181,7 +181,7 @@ def _plot_cache_size(axes: "Axes", estimate: Estimate) -> None:
 
 
 def _plot_rnn_layer_comparison(axes: "Axes", estimate: Estimate) -> None:
-    """Compare the layers as in lecture E: n²d in one step for attention, nd² in n steps for an RNN."""
+    """Plot lecture E's comparison of layers: n²d in one step for attention, and nd² in n steps for an RNN."""
     d = estimate.config.d_model
     lengths = [2**i for i in range(3, 17)]
     compared = [compare_attention_with_rnn_costs(n, d) for n in lengths]

@@ -1,4 +1,4 @@
-"""Token vectors across layers: 2-D projections, similarity to the embedding, and nearest tokens."""
+"""Analyze token vectors across layers: 2-D projections, similarity to the embedding, and nearest tokens."""
 
 from dataclasses import dataclass
 
@@ -23,25 +23,25 @@ from qkv.text.token_display import token_text_or_vocabulary_name
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingView(ShortRepr):
-    """Token vectors at every depth, projected with one PCA so that paths can be followed."""
+    """Token vectors at every depth, projected with the same PCA so that their paths can be followed."""
 
     tokens: list[str]
     depths: list[str]
     points: Float[Tensor, "depth token 2"]
-    """Coordinates of the normalized vectors along the first two principal components.
+    """The coordinates of the normalized vectors along the first two principal components.
 
     The vectors are normalized because the norm of the residual stream grows from layer to layer.
     """
     explained_variance: list[float]
-    """Explained variance ratio of each component."""
+    """The explained variance ratio of each component."""
     similarity: Float[Tensor, "depth token"]
-    """Cosine similarity to the token's vector at the first depth."""
+    """The cosine similarity of each vector to the same token's vector at the first depth."""
     neighbors: list[list[tuple[str, float]]]
-    """The nearest tokens of each token in the embedding matrix, with cosine similarities."""
+    """The nearest neighbors of each token in the embedding matrix, with their cosine similarities."""
 
 
 def embedding_trajectories(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> EmbeddingView:
-    """Compute the projected path of every token. For an encoder–decoder, these are the target tokens."""
+    """Compute the projected path of each token or, for an encoder–decoder, of each target token."""
     model, sequence = cache.model, cache.model_input.sequence
     if isinstance(model, RNNSeq2Seq):
         names, depths = ["decoder.states"], ["decoder's states"]
@@ -62,7 +62,7 @@ def embedding_trajectories(cache: ActivationCache, tokenizer: Tokenizer, *, n: i
 
 @torch.no_grad()
 def nearest_tokens(model: Model, tokenizer: Tokenizer, token_id: int, *, n: int = 5) -> list[tuple[str, float]]:
-    """Returns the tokens whose embeddings have the largest cosine similarity with a token's embedding, best first."""
+    """Return the tokens whose embeddings have the largest cosine similarities to a token's embedding, best first."""
     return _nearest_tokens_of_ids(model, tokenizer, [token_id], n=n)[0]
 
 
@@ -70,7 +70,7 @@ def nearest_tokens(model: Model, tokenizer: Tokenizer, token_id: int, *, n: int 
 def _nearest_tokens_of_ids(
     model: Model, tokenizer: Tokenizer, token_ids: list[int], *, n: int
 ) -> list[list[tuple[str, float]]]:
-    """Returns the nearest tokens of each id. The embedding matrix is normalized once for all of them."""
+    """Return the nearest tokens for each id. The embedding matrix is normalized only once for all ids."""
     rows = F.normalize(_token_embeddings(model)[: tokenizer.vocab_size].float(), dim=-1)
     neighbors: dict[int, list[tuple[str, float]]] = {}
     for token_id in token_ids:
@@ -86,7 +86,7 @@ def _nearest_tokens_of_ids(
 
 @torch.no_grad()
 def position_similarity(model: Model, n: int) -> Float[Tensor, "position position"]:
-    """Returns the cosine similarities between position embeddings."""
+    """Return the cosine similarities between the position embeddings."""
     embedding = (
         None if isinstance(model, RNNSeq2Seq) else (model.decoder if isinstance(model, Seq2Seq) else model).embedding
     )

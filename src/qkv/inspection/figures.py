@@ -1,4 +1,4 @@
-"""Heatmaps and helpers for creating and saving matplotlib figures."""
+"""Plot heatmaps, and create and save matplotlib figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 NOTEBOOK_DPI = 84
-"""Resolution of figures stored in notebooks. A low value keeps notebook files small."""
+"""The resolution of figures in notebooks. A low value keeps the notebook files small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class Heatmap:
     row_axis: str = "query"
     column_axis: str = "key"
     is_signed: bool = False
-    """Use a diverging color map centered at 0.
+    """Whether to use a diverging color map centered at 0.
 
-    Otherwise, colors range from 0 or the smallest negative value to the maximum.
+    Otherwise, the colors range from the minimum (at most 0) to the maximum.
     """
     show_numbers: bool = True
-    """Print the values in the cells if there are few enough to be legible."""
+    """Whether to print the values in the cells, provided that there are few enough cells to be legible."""
 
     def __post_init__(self) -> None:
         if tuple(self.matrix.shape) != (len(self.rows), len(self.columns)):
@@ -74,11 +74,11 @@ def plot_heatmaps(*maps: Heatmap, title: str = "", per_row: int | None = None) -
 
 
 TITLE_LINE_INCHES, _TITLE_LETTER_INCHES = 0.18, 0.085
-"""Height of a title line and approximate width of a letter, in inches."""
+"""The height of a title line and the approximate width of a letter, in inches."""
 
 
 def wrap_title(title: str, width: float) -> str:
-    """Wrap a title to the width of a figure in inches because matplotlib clips longer lines on both sides."""
+    """Wrap a title to the width of a figure in inches. Otherwise, matplotlib would clip long titles on both sides."""
     return "\n".join(fill(line, max(1, int(width / _TITLE_LETTER_INCHES))) for line in title.splitlines())
 
 
@@ -98,7 +98,7 @@ def new_figure(*, width: float, height: float) -> "Figure":
 
 @cache
 def _with_notebook_repr(figure_class: "type[Figure]") -> "type[Figure]":
-    """Returns a subclass that notebooks display as PNG, which figures created without pyplot do not support."""
+    """Return a subclass of `Figure` that notebooks display as a PNG image even without pyplot."""
 
     class Picture(figure_class):
         def _repr_png_(self) -> bytes:
@@ -110,7 +110,10 @@ def _with_notebook_repr(figure_class: "type[Figure]") -> "type[Figure]":
 
 
 def check_figure_path(path: Path) -> None:
-    """Check that a figure can be saved to a path, so that errors are reported before any computation."""
+    """Check that a figure can be saved to a path.
+
+    Callers do this first so that an error is reported before any computation.
+    """
     if path.suffix.lower() not in FIGURE_SUFFIXES:
         raise InputError(f"{path}: file name must end in one of {' '.join(FIGURE_SUFFIXES)}")
     if not path.parent.is_dir():
@@ -126,9 +129,9 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 _MAX_INCHES = 14.0
-"""Maximum side length of a heatmap in inches. Larger matrices get smaller cells and fewer labels."""
+"""The maximum side length of a heatmap in inches. Larger matrices get smaller cells and fewer labels."""
 _LABEL_INCHES = 0.2
-"""Space that an axis label needs, in inches."""
+"""The space that each axis label needs, in inches."""
 
 
 def _heatmap_width(heatmap: Heatmap) -> float:
@@ -140,7 +143,7 @@ def _heatmap_height(heatmap: Heatmap) -> float:
 
 
 def _visible_ticks(n: int, inches: float) -> range:
-    """Returns the indices of the labels that fit along an axis of the given length."""
+    """Return the indices of evenly spaced labels that fit along an axis of the given length."""
     return range(0, n, max(1, ceil(n * _LABEL_INCHES / inches)))
 
 
@@ -153,7 +156,7 @@ def _draw_heatmap(axis: "Axes", heatmap: Heatmap) -> None:
         low, high = -max(-low, high), max(-low, high)
     else:
         low, high = min(0.0, low), max(0.0, high)
-    # Both color maps are suitable for color-blind readers. Masked cells (−∞) show the gray background.
+    # Both color maps are suitable for color-blind readers. In masked cells (−∞), the gray background is visible.
     image = axis.imshow(
         visible.numpy(), cmap="RdBu_r" if heatmap.is_signed else "viridis", vmin=low, vmax=high, aspect="auto"
     )

@@ -1,4 +1,4 @@
-"""Score and name the attention pattern of each head."""
+"""Identify the attention pattern of each head."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -14,50 +14,53 @@ from qkv.inspection.short_repr import ShortRepr
 
 PATTERNS = tuple(HeadPattern)
 MIN_SCORE = 0.4
-"""Minimum score at which a pattern names a head.
+"""The minimum score for a head to be named after a pattern.
 
-With three visible keys, a uniform head scores less on any single key.
+This is more than the weight of any single key in a head with uniform attention and three visible keys.
 """
 MIN_QUERIES = 3
-"""Minimum number of queries that a score must be averaged over. One or two queries do not show a pattern."""
+"""The minimum number of queries over which a score must be averaged. One or two queries do not show a pattern."""
 MIN_UNIFORMITY = 0.95
-"""Threshold for bag-of-words. This threshold is higher because almost every head has a high normalized entropy."""
+"""The minimum score for bag-of-words, which is higher because almost every head has a high normalized entropy."""
 
 QueryKeyMask = Bool[Tensor, "query key"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class HeadsView(ShortRepr):
-    """Attention weights and pattern scores of every head."""
+    """The attention weights and pattern scores of each head."""
 
     stack: AttentionStack
     weights: LayerHeadWeights
     scores: Float[Tensor, "layer head pattern"]
-    """In the order of `PATTERNS`."""
+    """The score of each head for each pattern, in the order of `PATTERNS`."""
     n_queries: list[int]
-    """Number of queries that each pattern's score is averaged over.
+    """The number of queries over which each pattern's score is averaged.
 
-    With 0, the text cannot show the pattern and the score is 0.
+    If this number is 0, the text cannot show the pattern, and the score is 0.
     """
     uniform_scores: list[float]
-    """Scores of a head with uniform attention, in the same order."""
+    """The scores of a hypothetical head with uniform attention, in the order of `PATTERNS`."""
     labels: list[list[HeadPattern | None]]
-    """The pattern that names each layer's heads, or `None`."""
+    """The pattern after which each head in each layer is named, or `None`."""
     entropy: Float[Tensor, "layer head"]
-    """Mean over queries, in nats."""
+    """The entropy of each head's attention weights in nats, averaged over queries."""
     distance: Float[Tensor, "layer head"]
-    """Mean distance in tokens between a query and the keys it attends to.
+    """The mean distance between a query and the keys that it attends to, in tokens.
 
-    0 for cross-attention, where it has no meaning.
+    The distance is 0 for cross-attention, where it has no meaning.
     """
     queries: list[str]
     keys: list[str]
     error: float
-    """max|A·V − output| of the forward pass."""
+    """The value of max|A·V − output| for the forward pass."""
 
 
 def classify_heads(cache: ActivationCache, stack: AttentionStack | None = None) -> HeadsView:
-    """Score every head on every pattern and name each head. `stack` defaults to the model's first attention stack."""
+    """Score every head on every pattern, and identify each head's pattern.
+
+    `stack` defaults to the model's first attention stack.
+    """
     stack = stack or cache.stacks[0]
     weights, visible = cache.all_weights(stack), cache.visible_mask(stack)
     targets = pattern_target_masks(
@@ -86,12 +89,12 @@ def classify_heads(cache: ActivationCache, stack: AttentionStack | None = None) 
 def pattern_target_masks(
     keys: TokenizedText, visible: QueryKeyMask, *, is_cross: bool
 ) -> dict[HeadPattern, QueryKeyMask]:
-    """Returns the query–key pairs that each pattern except bag-of-words refers to.
+    """Return a mask of the query–key pairs that define each pattern except bag-of-words.
 
     previous-token: i → i−1. first-token: i → 0, with i > 0 in self-attention. delimiter: i → another token that is
     special or punctuation, except position 0. duplicate: i → j ≠ i with the same token. induction: i → j+1 ≠ i, where
-    token j ≠ i equals token i: the token that followed it elsewhere. Cross-attention only has the patterns defined by
-    the keys.
+    token j ≠ i equals token i, so that j+1 is the token that followed token i elsewhere. For cross-attention, only the
+    patterns that depend only on the keys exist.
     """
     n, m = visible.shape
     first = torch.zeros(n, m, dtype=torch.bool)
@@ -132,9 +135,9 @@ def score_pattern(
 ) -> Float[Tensor, "layer head"]:
     """Score every head on one pattern, from 0 to 1.
 
-    bag-of-words: the entropy of each row divided by its maximum, log(visible keys), averaged over queries with at least
-    two visible keys. All other patterns: the weight on the pattern's keys, averaged over the queries that have such
-    keys.
+    For bag-of-words, the score is the entropy of each row divided by its maximum, log(visible keys), averaged over the
+    queries with at least two visible keys. For all other patterns, the score is the weight on the pattern's keys,
+    averaged over the queries that have such keys.
     """
     has_target = _queries_with_targets(visible, pattern, targets)
     if not bool(has_target.any()):
@@ -149,9 +152,10 @@ def score_pattern(
 
 
 def best_pattern(scores: Float[Tensor, " pattern"], n_queries: list[int]) -> HeadPattern | None:
-    """Returns the pattern that names a head.
+    """Return the pattern after which a head is named, or `None`.
 
-    This is the pattern with the highest score of at least 0.4. If there is none, it is bag-of-words from 0.95.
+    This is the pattern with the highest score, which must be at least 0.4. If there is no such pattern, it is
+    bag-of-words if that score is at least 0.95.
     """
     bag_index = PATTERNS.index(HeadPattern.BAG)
     has_enough = torch.tensor([n >= MIN_QUERIES for n in n_queries], device=scores.device)

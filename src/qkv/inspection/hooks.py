@@ -1,4 +1,4 @@
-"""Context managers that replace activations: patch taps, ablate heads, mask attention."""
+"""Context managers that replace activations by patching taps, ablating heads or masking attention."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,12 +11,12 @@ from qkv.inspection.taps import match_taps
 from qkv.nn import Attention, AttentionInputs, Mask
 
 Replacement = Callable[[Tensor], Tensor] | Tensor | float
-"""A function of the activation, a tensor that replaces it, or a number to fill it with."""
+"""A function that maps an activation to its replacement, a replacement tensor, or a number for all elements."""
 
 
 @contextmanager
 def intervene(model: nn.Module, replacements: Mapping[str, Replacement]) -> Iterator[None]:
-    """Replace the activations of all taps that match each pattern, within the `with` block.
+    """Replace the activations at all taps that match the given patterns, within the `with` block.
 
     `intervene(model, {"blocks.2.attention_out": 0.0})` ablates a layer's attention, and `intervene(model,
     {"blocks.3.resid_pre": cache["blocks.3.resid_pre"]})` patches in the activations of another text.
@@ -53,7 +53,7 @@ def _make_replacer(name: str, replacement: Replacement) -> Callable[[Tensor], Te
 
 @contextmanager
 def ablate_head(model: nn.Module, module_pattern: str, head: int) -> Iterator[None]:
-    """Ablate one head: its result is zero before the output projection."""
+    """Ablate one head by setting its result to zero before the output projection."""
 
     def zero_head(heads: Tensor) -> Tensor:
         heads = heads.clone()
@@ -71,10 +71,10 @@ def ablate_head(model: nn.Module, module_pattern: str, head: int) -> Iterator[No
 def mask_attention(
     model: nn.Module, module_pattern: str, *, query: int, key: int, head: int | None = None
 ) -> Iterator[None]:
-    """Mask attention from position `query` to position `key` in the matching layers, for one head or all.
+    """Mask attention from position `query` to position `key` in one head or all heads of the matching layers.
 
-    Positions are those of the input ids. With a cache, padding is not counted. The fused kernel stays in use. If no
-    forward pass computes the edge, `AttentionEdgeNotReachedError` is raised at the end of the `with` block.
+    Positions refer to the input ids. If a cache is used, padding is not counted. The fused kernel remains in use. If no
+    forward pass computes this query–key pair, `AttentionEdgeNotReachedError` is raised at the end of the `with` block.
     """
     reached: list[bool] = []
 

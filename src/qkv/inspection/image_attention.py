@@ -1,4 +1,4 @@
-"""Plot the attention of each generated word over an image."""
+"""Plot how each generated word attends to the patches of an image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAttention:
-    """An image, the words generated from it, and the attention of each word over its patches."""
+    """An image, the words generated from it, and the attention from each word to the image patches."""
 
     image: Float[Tensor, "row column 3"]
     """RGB values from 0 to 1."""
     words: Sequence[str]
     weights: Float[Tensor, "word patch"]
-    """Weights of the patches, row by row from the top left, in the order of `split_into_patches`."""
+    """The weight of each patch, row by row from the top left, like in `split_into_patches`."""
     patches_per_row: int
-    """Number of patches per row."""
+    """The number of patches per row of the image."""
 
     def __post_init__(self) -> None:
         n_words, n_patches = self.weights.shape
@@ -38,7 +38,7 @@ class ImageAttention:
 
 
 def plot_image_attention(*items: ImageAttention, title: str = "") -> "Figure":
-    """Plot one row per image: the image itself, then the attention of each word, all on one color scale."""
+    """Plot one row per image, which shows the image and then the attention of each word, all on one color scale."""
     if not items:
         raise ShapeError("at least 1 image is required, got 0")
     n_columns = 1 + max(len(item.words) for item in items)
@@ -60,7 +60,7 @@ def plot_image_attention(*items: ImageAttention, title: str = "") -> "Figure":
 
 
 def _draw_word_attention(axis: "Axes", item: ImageAttention, word_index: int, max_weight: float) -> "AxesImage":
-    """Draw a dark grayscale image under one word's weights. The square-root scale makes small weights visible."""
+    """Draw one word's weights over a dark grayscale image. The square-root scale makes small weights visible."""
     from matplotlib.colors import PowerNorm
 
     n_rows, n_columns, _ = item.image.shape

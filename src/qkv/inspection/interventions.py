@@ -24,7 +24,7 @@ from qkv.text.token_display import token_text_or_vocabulary_name
 
 @dataclass(frozen=True, kw_only=True)
 class HeadAblation:
-    """Set the result of one head to zero."""
+    """An intervention that sets the result of one head to zero."""
 
     stack: AttentionStack
     layer: int
@@ -33,25 +33,25 @@ class HeadAblation:
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeMask:
-    """Mask attention from position `query` to position `key`."""
+    """An intervention that masks attention from position `query` to position `key`."""
 
     stack: AttentionStack
     query: int
     key: int
     layer: int | None = None
-    """`None` means every layer."""
+    """The layer, or `None` for every layer."""
     head: int | None = None
-    """`None` means every head."""
+    """The head, or `None` for every head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationPatch:
-    """Replace the activations of a tap with those of another text."""
+    """An intervention that replaces the activations at a tap with those from another text."""
 
     tap: str
     other: ModelInput
     positions: tuple[int, ...] | None = None
-    """Positions to patch. `None` patches all of them, which requires texts of equal length."""
+    """The positions to patch, or `None` for all positions, which requires texts of equal length."""
 
 
 Intervention = HeadAblation | EdgeMask | ActivationPatch
@@ -59,24 +59,24 @@ Intervention = HeadAblation | EdgeMask | ActivationPatch
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class InterventionEffect(ShortRepr):
-    """Predictions of a model with and without interventions."""
+    """The predictions of a model with and without interventions."""
 
     positions: list[str]
     position: int
-    """The position of the predictions below."""
+    """The position to which `ids`, `tokens` and their log-probabilities belong."""
     generated: list[str] | None
-    """For a translation, the tokens generated at the positions."""
+    """For a translation, the token generated at each position."""
     changes: list[str]
-    """Descriptions of the interventions."""
+    """A description of each intervention."""
     ids: list[int]
-    """The most likely tokens before and after, without duplicates, by decreasing probability before."""
+    """The most likely ids without and with the interventions, sorted by decreasing probability without them."""
     tokens: list[str]
     log_probs_before: Float[Tensor, " guess"]
     log_probs_after: Float[Tensor, " guess"]
     divergence: Float[Tensor, " position"]
-    """KL(before ‖ after) in nats at every position."""
+    """The KL divergence KL(before ‖ after) in nats at each position."""
     target_log_probs_before: Float[Tensor, " position"]
-    """Log-probability of the actual token (next token, or the token itself for a BERT). NaN if it is unknown."""
+    """The log-probability of the actual next token (for a BERT, of the token itself), or NaN if it is unknown."""
     target_log_probs_after: Float[Tensor, " position"]
 
 
@@ -114,9 +114,9 @@ def apply_interventions(model: Model, interventions: Sequence[Intervention]) -> 
 def find_ineffective_masks(
     model: Model, model_input: ModelInput, interventions: Sequence[Intervention]
 ) -> list[EdgeMask]:
-    """Returns the masks that have no effect because the model never attends from the query to the key.
+    """Return the masks that have no effect because the model never attends from the query to the key.
 
-    The key may be in the future of a causal model or outside a sliding window.
+    For example, a key may be after the query in a causal model or outside the sliding window.
     """
     masks = [intervention for intervention in interventions if isinstance(intervention, EdgeMask)]
     if not masks:
@@ -144,7 +144,7 @@ def measure_effect(
 ) -> InterventionEffect:
     """Compare the model's predictions with and without the interventions.
 
-    The `n` most likely tokens before and after are returned for `position`, which defaults to the last one.
+    The result contains the `n` most likely tokens in both cases at `position`, which defaults to the last position.
     """
     before = compute_log_probs(model, model_input)
     position = check_index("position", position, len(before), unit="tokens", from_end=True)
@@ -186,7 +186,7 @@ def compute_log_probs(model: Model, model_input: ModelInput) -> Float[Tensor, "p
 def target_log_probs(
     log_p: Float[Tensor, "position vocabulary"], model_input: ModelInput
 ) -> Float[Tensor, " position"]:
-    """Returns the log-probability of the actual token at each position, or NaN if it is unknown."""
+    """Return the log-probability of the actual token at each position, or NaN if it is unknown."""
     targets = model_input.sequence.ids if model_input.next_ids is None else model_input.next_ids
     target_log_p = log_p.new_full((len(log_p),), float("nan"))
     target_log_p[: len(targets)] = log_p[torch.arange(len(targets)), targets]
@@ -194,7 +194,7 @@ def target_log_probs(
 
 
 def describe_intervention(intervention: Intervention, model_input: ModelInput) -> str:
-    """Returns a one-line description of an intervention."""
+    """Return a one-line description of an intervention."""
     match intervention:
         case HeadAblation():
             return f"{intervention.stack}, layer {intervention.layer}: head {intervention.head} ablated"

@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def to_jsonable(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any view, and each kind its own answer
-    """Convert tensors to nested lists and dataclasses to dictionaries. Non-finite numbers become `None`."""
+    """Convert a view to JSON-compatible values.
+
+    Tensors become nested lists, dataclasses become dictionaries, and non-finite numbers become `None`.
+    """
     match value:
         case Tensor():
             return to_jsonable(value.tolist())

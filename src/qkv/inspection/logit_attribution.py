@@ -1,9 +1,9 @@
-"""Direct logit attribution: the contribution of the embedding, every head and every feed-forward layer.
+"""Compute how much the embedding, each head and each feed-forward layer contribute directly to a logit.
 
 The contributions sum exactly to the logit because all nonlinear operations are frozen at their values in this forward
 pass. In a pre-norm model, only the scale of the final norm is frozen. In a post-norm model, the scale of every norm
-that a component passes through is frozen. In BERT's masked-word head, the gate of the activation (activation(z) / z) is
-also frozen. Effects of a component on later layers are attributed to those layers.
+that a component passes through is frozen. In BERT's masked-word head, the activation's gate, activation(z) / z, is
+also frozen. If a component affects later layers, the effect is attributed to those layers.
 """
 
 from dataclasses import dataclass
@@ -29,27 +29,27 @@ ComponentVectors = Float[Tensor, "part d_model"]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LogitAttribution(ShortRepr):
-    """Contributions to one logit, or to the difference between two logits."""
+    """The contributions to one logit or to the difference between two logits."""
 
     position: int
     token_id: int
     against: int | None
     label: str
-    """The token's label, or both labels for a difference."""
+    """The label of the token, or of both tokens for a difference."""
     names: list[str]
-    """Component names: `embedding`, `layer 3 head 1`, `layer 3 cross head 0`, `layer 3 feed_forward`, `biases`."""
+    """The component names: `embedding`, `layer 3 head 1`, `layer 3 cross head 0`, `layer 3 feed_forward`, `biases`."""
     values: Float[Tensor, " part"]
     logit: float
-    """The model's logit, which is the sum of the contributions."""
+    """The model's logit (or the difference), which is the sum of the contributions."""
 
 
 @torch.no_grad()
 def logit_attribution(
     cache: ActivationCache, tokenizer: Tokenizer, *, position: int, token_id: int, against: int | None = None
 ) -> LogitAttribution:
-    """Attribute the logit of `token_id` at a position to the model's components.
+    """Compute how much each of the model's components contributes to the logit of `token_id` at a position.
 
-    With `against`, attributes the difference from the logit of that id.
+    If `against` is given, the logit of that id is subtracted, and the difference is attributed.
     """
     if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("logit attribution requires a residual stream, which an RNN does not have")
@@ -83,7 +83,7 @@ def logit_attribution(
 
 
 def _final_norm_output_contributions(cache: ActivationCache, position: int) -> tuple[list[str], ComponentVectors]:
-    """Returns each component's share of the final norm's output. The last component is the norms' biases."""
+    """Return each component's contribution to the final norm's output. The last component is the norms' biases."""
     model = cache.model
     stack = AttentionStack.DECODER if isinstance(model, Seq2Seq) else AttentionStack.SELF
     prefix = "decoder." if stack is AttentionStack.DECODER else ""
@@ -130,9 +130,9 @@ def _get_final_norm(model: Model) -> nn.Module:
 
 
 def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVectors:
-    """Apply a norm as a linear map of the components, with the scale of their sum.
+    """Apply a norm to the components as a linear map, using the scale for the sum of the components.
 
-    β is added to the first component.
+    The norm's bias β is added to the first component.
     """
     total = parts.sum(0)
     match norm:
@@ -153,13 +153,13 @@ def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVec
 def _unembedding_inputs_row_and_bias(
     model: Model, parts: ComponentVectors, token_id: int
 ) -> tuple[ComponentVectors, Float[Tensor, " d_model"], Tensor]:
-    """Returns the components as the unembedding receives them, the token's unembedding row and its bias."""
+    """Return the components of the unembedding's input, the token's row of the unembedding matrix, and its bias."""
     match model:
         case BERT():
             head = model.masked_lm
             assert head is not None
             if len(parts):
-                # The biases are the last component here, but the first one in `_apply_frozen_norm`.
+                # The biases are the last component here, but `_apply_frozen_norm` expects them to be the first.
                 z = parts @ head.dense.weight.T
                 z[-1] += head.dense.bias
                 total = z.sum(0)

@@ -1,4 +1,4 @@
-"""Logit lens: apply the final norm and the unembedding to the residual stream after every layer."""
+"""Compute the logit lens, which applies the final norm and the unembedding to the residual stream after each layer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,31 +18,32 @@ from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 
 CHUNK_POSITIONS = 256
-"""Number of positions whose logits are computed at once. All logits of a long text might not fit into memory."""
+"""The number of positions whose logits are computed at once. All logits of a long text might not fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LogitLensView(ShortRepr):
-    """The most likely tokens at each depth and position. The last depth is the model's output."""
+    """The most likely tokens at each depth and position. The last depth corresponds to the model's output."""
 
     depths: list[str]
     positions: list[str]
-    """The input tokens. A GPT or a decoder predicts the next token, and a BERT predicts the token at the position."""
+    """The input tokens. For each of them, a GPT or decoder predicts the next token, and a BERT the token itself."""
     ids: Int[Tensor, "depth position guess"]
     probabilities: Float[Tensor, "depth position guess"]
     tokens: list[list[list[str]]]
     predicts_next: bool
-    """Whether the next token is predicted. `False` for a BERT."""
+    """Whether the model predicts the next token, which is not the case for a BERT."""
     targets: list[str | None]
-    """The actual tokens, where they are known."""
+    """The actual token at each position, or `None` where it is unknown."""
     target_probabilities: Float[Tensor, "depth position"]
-    """Probabilities of the actual tokens, or NaN where they are unknown."""
+    """The probability of each actual token, or NaN where it is unknown."""
 
 
 def logit_lens(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> LogitLensView:
-    """Compute the logit lens. For an RNN, there is only the last depth.
+    """Compute the most likely tokens at each depth and position.
 
-    A BERT uses its masked-word head, and a translation model uses its decoder.
+    For a BERT, the masked-word head is used. For a translation model, the decoder is used. For an RNN, the result
+    contains only the last depth.
     """
     if cache.logits is None:
         raise InputError("this BERT has no masked-word head, which the logit lens requires")
@@ -75,7 +76,7 @@ def logit_lens(cache: ActivationCache, tokenizer: Tokenizer, *, n: int = 5) -> L
 
 @torch.no_grad()
 def unembed(model: Model, states: Float[Tensor, "position d_model"]) -> Float[Tensor, "position vocabulary"]:
-    """Returns the logits of residual-stream states after the final norm and the unembedding."""
+    """Return the logits that result from applying the final norm and the unembedding to residual-stream states."""
     return _apply_final_norm_and_unembedding(model, states[None])[0]
 
 
@@ -96,14 +97,14 @@ def depth_names(n: int) -> list[str]:
 
 
 def residual_tap_names(model: Model, stack: AttentionStack) -> list[str]:
-    """Returns the residual-stream taps before the first layer and after each layer."""
+    """Return the names of the residual-stream taps before the first layer and after each layer."""
     prefix = {AttentionStack.SELF: "", AttentionStack.ENCODER: "encoder."}.get(stack, "decoder.")
     n = len(get_blocks(model, stack))
     return [f"{prefix}blocks.0.resid_pre", *(f"{prefix}blocks.{layer}.resid_post" for layer in range(n))]
 
 
 def _logits_by_depth(cache: ActivationCache) -> Iterator[Iterator[Float[Tensor, "some vocabulary"]]]:
-    """Yield the logits of each depth, in chunks of positions."""
+    """Yield the logits at each depth, in chunks of positions."""
     if isinstance(cache.model, RNNSeq2Seq):
         assert cache.logits is not None
         yield iter(cache.logits.split(CHUNK_POSITIONS))
@@ -117,9 +118,9 @@ def _logits_by_depth(cache: ActivationCache) -> Iterator[Iterator[Float[Tensor, 
 def _top_predictions(
     logits: Iterator[Float[Tensor, "some vocabulary"]], target_ids: Int[Tensor, " position"], *, vocab_size: int, n: int
 ) -> tuple[Int[Tensor, "position guess"], Float[Tensor, "position guess"], Float[Tensor, " position"]]:
-    """Returns the most likely ids, their probabilities and the probabilities of the actual tokens.
+    """Return the most likely ids, their probabilities and the probabilities of the actual tokens.
 
-    Rows of the unembedding beyond the tokenizer's vocabulary (`vocab_size`) are never predicted.
+    Unembedding rows outside the tokenizer's vocabulary (`vocab_size`) are never predicted.
     """
     parts = []
     for chunk, chunk_targets in zip(logits, target_ids.split(CHUNK_POSITIONS), strict=True):

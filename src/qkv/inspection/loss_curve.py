@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -> "Figure":
-    """Plot training loss (thin: each step, thick: smoothed) and validation loss by step.
+    """Plot the training loss (thin line: raw, thick line: running mean) and the validation loss at each step.
 
-    With label smoothing, the training loss is plotted without smoothing, like the validation loss.
+    If the run uses label smoothing, both losses are plotted without label smoothing.
     """
     lines = (
         [json.loads(line) for line in metrics_path.read_text(encoding="utf-8").splitlines()]
@@ -31,12 +31,12 @@ def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -
     axis.plot(*zip(*training_points, strict=True), color="#9ecae1", linewidth=0.6)
     axis.plot(*zip(*_smooth_losses(training_points), strict=True), color="#08519c", linewidth=1.6, label="training")
     if validation_points:
-        # The selected checkpoint may have been chosen by a metric other than the loss.
+        # A metric other than the loss may have determined which checkpoint was selected.
         selected = [point for point, line in zip(validation_points, evaluations, strict=True) if line.get("is_best")]
         step, best = selected[-1] if selected else min(validation_points, key=lambda point: point[1])
         label = "best" if best == min(loss for _, loss in validation_points) else "selected"
         axis.plot(*zip(*validation_points, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
-        # This text is placed in the legend because it would cover the curve if it were next to its marker.
+        # Put this text in the legend because it would cover the curve if it were next to the marker.
         marker_style = {
             "marker": "o",
             "markersize": 7,
@@ -52,7 +52,7 @@ def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -
 
 
 def _smooth_losses(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Smooth with a running mean over about 2 % of the run, or less at the start, where the loss falls quickly."""
+    """Smooth losses with a running mean over about 2% of the run, or less at the start, where losses fall quickly."""
     width = max(1, len(points) // 50)
     smooth, value = [], points[0][1]
     for index, (step, loss) in enumerate(points):

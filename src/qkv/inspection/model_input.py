@@ -1,4 +1,4 @@
-"""Tokenized model inputs with token labels, word indices and byte spans."""
+"""Prepare tokenized model inputs with token labels, word indices and byte spans."""
 
 import re
 from collections.abc import Sequence
@@ -36,27 +36,27 @@ class EncoderDecoderTask(ModelWithTokenizer, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedText:
-    """A tokenized text of one side of the model."""
+    """A tokenized text: the only input of a model, or the source or target of an encoder–decoder."""
 
     text: str
     ids: list[int]
     tokens: list[str]
-    """Token texts as returned by `token_text_or_vocabulary_name`, including leading spaces."""
+    """The text of each token as returned by `token_text_or_vocabulary_name`, including leading spaces."""
     word_ids: list[int | None]
-    """Word index of each token, or `None` for tokens outside any word, such as [SEP]."""
+    """The word index of each token, or `None` for tokens that do not belong to a word, such as [SEP]."""
     spans: list[tuple[int, int] | None]
-    """The span of UTF-8 bytes of `text` that each token covers, where it is known."""
+    """The UTF-8 byte range of `text` that each token covers, or `None` where it is unknown."""
     is_special: list[bool]
 
     @property
     def labels(self) -> list[str]:
-        """Tokens with visible whitespace, for axes and tables."""
+        """The tokens with visible whitespace, for use in axes and tables."""
         return [mark_whitespace(token) for token in self.tokens]
 
     def find_last_occurrence(self, word: str, *, before: int | None = None) -> list[int]:
-        """Returns the token positions of the last occurrence of a word in the text.
+        """Return the token positions of the last occurrence of a word in the text.
 
-        With `before`, returns the last occurrence that ends before that position, if there is one.
+        If `before` is given, the last occurrence that ends before that position is preferred, if there is one.
         """
         matches = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", self.text) if word.strip() else ()
         occurrences = [positions for match in matches if (positions := self._positions_in_span(*match.span()))]
@@ -77,19 +77,19 @@ class ModelInput:
     sequence: TokenizedText
     source: TokenizedText | None = None
     segments: list[int] | None = None
-    """Segment ids of a BERT for a pair of texts."""
+    """The segment ids for a BERT if the input is a pair of texts."""
     next_ids: list[int] | None = None
-    """The actual next id at each position. The last position is omitted if its next id is unknown.
+    """The actual next id at each position, or `None` for a model that does not predict the next token (BERT).
 
-    `None` for a model that does not predict the next token (BERT).
+    The last position is omitted if its next id is unknown.
     """
     generated: TokenizedText | None = None
-    """For a translation, the generated tokens. Row t of the cross-attention predicts token t."""
+    """For a translation, the generated tokens. Row t of the cross-attention belongs to the prediction of token t."""
 
     def attention_axis_tokens(self, stack: AttentionStack, *, is_key: bool = False) -> TokenizedText:
-        """Returns the query tokens, or the key tokens with `is_key`.
+        """Return the query tokens or, if `is_key` is set, the key tokens.
 
-        The queries of cross-attention are labeled with the tokens that they predict.
+        In cross-attention, queries are labeled with the tokens that they predict.
         """
         if stack is AttentionStack.ENCODER or (stack is AttentionStack.CROSS and is_key):
             return self.source or self.sequence
@@ -97,19 +97,20 @@ class ModelInput:
 
     @property
     def prediction_tokens(self) -> TokenizedText:
-        """The tokens that label the model's predictions: the generated tokens of a translation, otherwise the input."""
+        """The tokens that label the predictions: the generated tokens for a translation, otherwise the input tokens."""
         return self.generated or self.sequence
 
 
 def mark_whitespace(token: str) -> str:
-    """Make spaces, newlines and tabs in a token visible."""
+    """Replace the spaces, newlines and tabs in a token with visible characters."""
     return token.replace(" ", "▁").replace("\n", "⏎").replace("\t", "⇥")
 
 
 def prepare_input(task: ModelWithTokenizer, text: str, second_text: str | Sequence[int] | None = None) -> ModelInput:
-    """Tokenize a text for a task's model.
+    """Tokenize a text, and build the input for a task's model.
 
-    `second_text` is the translation of a translation model, as text or ids, or the second text of a pair for a BERT.
+    For a translation model, `second_text` is the translation, as text or ids. For a BERT, it is the second text of a
+    pair.
     """
     model = task.model
     match model:
@@ -129,7 +130,7 @@ def prepare_input(task: ModelWithTokenizer, text: str, second_text: str | Sequen
 
 
 def prepare_gpt_input_from_ids(task: ModelWithTokenizer, ids: Sequence[int]) -> ModelInput:
-    """Build the input of a GPT from token ids."""
+    """Build the input for a GPT from token ids."""
     check_context_length(task.model, len(ids))
     sequence = _build_from_ids(task.tokenizer, list(ids))
     return ModelInput(sequence=sequence, next_ids=sequence.ids[1:])
@@ -209,7 +210,7 @@ def _build_from_ids(tokenizer: Tokenizer, ids: list[int]) -> TokenizedText:
 
 
 def _byte_spans_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int] | None]:
-    """Returns each token's byte span in the decoded text. Tokens that share a character share its bytes."""
+    """Return each token's byte span in the decoded text. Tokens that share a character share all of its bytes."""
     decoder = StreamingDecoder(tokenizer)
     spans: list[tuple[int, int] | None] = [None] * len(ids)
     pending: list[int] = []

@@ -1,4 +1,4 @@
-"""Step-by-step computation of one query's attention weights: dot products, scale, mask and softmax."""
+"""Compute one query's attention weights step by step: dot products, scaling, masking and softmax."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from qkv.models import RNNSeq2Seq
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NeuronView(ShortRepr):
-    """The attention computation of one query in one head, as in BertViz's neuron view."""
+    """The steps of the attention computation for one query in one head, similar to BertViz's neuron view."""
 
     stack: AttentionStack
     layer: int
@@ -25,18 +25,18 @@ class NeuronView(ShortRepr):
     query_label: str
     keys: list[str]
     q: Float[Tensor, " d_head"]
-    """The query after rotary position embedding."""
+    """The query vector after rotary position embedding."""
     q_unrotated: Float[Tensor, " d_head"]
-    """The query before rotary position embedding. The same as `q` in models without rotary positions."""
+    """The query vector before rotary position embedding. It equals `q` in models without rotary positions."""
     k: Float[Tensor, "key d_head"]
     k_unrotated: Float[Tensor, "key d_head"]
     products: Float[Tensor, "key d_head"]
-    """Elementwise products of the query with each key."""
+    """The elementwise product of the query with each key."""
     dots: Float[Tensor, " key"]
     scaled: Float[Tensor, " key"]
-    """Dot products times 1/√d, plus the position bias if the model has one."""
+    """The dot products times the attention scale, plus the position bias if the model has one."""
     scores: Float[Tensor, " key"]
-    """Scores after masking, with −∞ at masked positions."""
+    """The scores after masking, with −∞ at masked positions."""
     weights: Float[Tensor, " key"]
 
 
@@ -58,7 +58,7 @@ def compute_neuron_view(
     q_unrotated, k_unrotated = _unrotated_queries_and_keys(cache, stack, layer, (head, kv_head))
     scores = cache.scores(stack, layer)[head, query]
     dots = k @ q
-    # The scores include a position bias, but only at positions that are not masked.
+    # `scores` includes the position bias, but is −∞ at masked positions.
     scaled = torch.where(scores.isfinite(), scores, dots * attention.scale)
     return NeuronView(
         stack=stack,
@@ -82,11 +82,11 @@ def compute_neuron_view(
 def _unrotated_queries_and_keys(
     cache: ActivationCache, stack: AttentionStack, layer: int, heads: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Returns one head's queries and keys as projected, before rotary position embedding."""
+    """Return one head's projected queries and keys before rotary position embedding."""
     block, attention = get_blocks(cache.model, stack)[layer], get_attention(cache.model, stack, layer)
     block_name = cache.attention_tap(stack, layer).rpartition(".")[0]
     if stack is AttentionStack.CROSS:
-        # Cross-attention does not use rotary positions, so the recorded queries and keys are the projected ones.
+        # Cross-attention does not use rotary positions, so the recorded queries and keys are not rotated.
         records = cache.attention_records(stack, layer)
         return torch.cat([record.inputs.queries[0, heads[0]] for record in records]), records[-1].inputs.keys[
             0, heads[1]

@@ -43,15 +43,16 @@ View = (
 )
 
 MAX_COLUMNS = 20
-"""Maximum number of token columns in a plot."""
+"""The maximum number of token columns in a plot."""
 MAX_TITLE_CHARS = 170
-"""Maximum number of characters of the title. Longer texts are truncated."""
+"""The maximum number of characters in a title. Longer titles are truncated."""
 
 
 def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "Figure":
     """Plot a view.
 
-    `title` is shown above the view's own title. `changes` describes the interventions, one per line.
+    `title` is shown above the view's own title. `changes` contains a description of each intervention, which are shown
+    on separate lines.
     """
     title = _join_lines(*(fill(shorten(line, MAX_TITLE_CHARS, placeholder=" …"), 90) for line in (title, *changes)))
     match view:
@@ -79,9 +80,10 @@ def plot_view(view: View, *, title: str = "", changes: Sequence[str] = ()) -> "F
 
 
 def _plot_heads(view: HeadsView, title: str) -> "Figure":
-    """Plot a grid of attention maps with one row per layer and one column per head, titled with the head's pattern.
+    """Plot a grid of attention maps, with one row per layer and one column per head.
 
-    Token labels are shown at the left and at the bottom if they are legible.
+    The title of each map is the head's pattern. Token labels are shown on the left and at the bottom if they are
+    legible.
     """
     n_layers, n_heads, n, m = view.weights.shape
     cell_width = max(1.25, min(2.4, 0.085 * m, 16 / n_heads))
@@ -90,7 +92,7 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
     axes = figure.subplots(n_layers, n_heads, squeeze=False)
     for layer, row in enumerate(axes):
         for head, axis in enumerate(row):
-            # The square root makes small weights visible in this overview.
+            # Take the square root to make small weights visible in this overview.
             axis.imshow(view.weights[layer, head].sqrt().cpu().numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
             axis.set(xticks=[], yticks=[])
             pattern = view.labels[layer][head]
@@ -115,7 +117,7 @@ def _plot_heads(view: HeadsView, title: str) -> "Figure":
 def _set_token_ticks_if_legible(
     ticks: Callable[..., object], labels: list[str], *, inches_per_label: float, rotation: int = 0
 ) -> None:
-    """Set token labels if each has enough space in inches. Below 4 points they would not be legible."""
+    """Set token labels if each label has enough space. Labels smaller than 4 points would not be legible."""
     size = min(6.5, 0.85 * 72 * inches_per_label)
     if size >= 4:
         ticks(range(len(labels)), labels, fontsize=size, rotation=rotation)
@@ -174,9 +176,9 @@ def _plot_residual_norms(view: ResidualStreamView, title: str) -> "Figure":
 
 
 def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
-    """Plot the top prediction of each layer and position, with the deepest layer at the top.
+    """Plot the top prediction at each layer and position, with the deepest layer at the top.
 
-    Color shows the probability of the prediction, and the top axis shows the actual tokens.
+    The color indicates the probability of the prediction, and the top axis shows the actual tokens.
     """
     n = len(view.positions)
     columns = range(max(0, n - MAX_COLUMNS), n)
@@ -203,7 +205,7 @@ def _plot_logit_lens(view: LogitLensView, title: str) -> "Figure":
 
 
 def _plot_timeline(view: TrainingTimelineView, title: str) -> "Figure":
-    """Plot the best head's score for each pattern by step, and the probability of the actual tokens by depth."""
+    """Plot the best head's score for each pattern and the probability of the actual tokens at each depth by step."""
     n_panels = 1 if view.target_probabilities is None else 2
     figure = new_figure(width=8.0, height=3.6 * n_panels)
     axes = figure.subplots(n_panels, 1, squeeze=False)[:, 0]

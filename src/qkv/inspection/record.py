@@ -21,27 +21,28 @@ T = TypeVar("T")
 class AttentionRecord:
     """The inputs and the result of one attention call.
 
-    Stores queries and keys (2nd numbers) instead of the weights (hn²), which are recomputed on demand.
+    The record contains the queries and keys (2·n·d numbers) instead of the weights (h·n² numbers), which are recomputed
+    when needed.
     """
 
     inputs: AttentionInputs
     head_outputs: HeadOutputs
-    """The kernel's result. `reconstruction_error` compares it with the recomputed result."""
+    """The result of the kernel, with which `reconstruction_error` compares the recomputed result."""
     changed_scores: Scores | None = None
-    """The actual scores, if an intervention changed them. Such scores cannot be recomputed."""
+    """The actual scores if an intervention changed them. Changed scores cannot be recomputed from the inputs."""
     changed_weights: AttentionWeights | None = None
 
     def weights(self, rows: Sequence[int] | None = None) -> AttentionWeights:
-        """Returns the attention weights of all queries or of the given rows, in at least float32."""
+        """Return the attention weights of all queries or of the given rows, in at least float32 precision."""
         return self._compute_rows(rows, self.changed_weights, AttentionInputs.weights)
 
     def scores(self, rows: Sequence[int] | None = None) -> Scores:
-        """Returns the attention scores before the softmax, with −∞ at masked positions."""
+        """Return the attention scores before the softmax, with −∞ at masked positions."""
         return self._compute_rows(rows, self.changed_scores, AttentionInputs.scores)
 
     @property
     def reconstruction_error(self) -> float:
-        """max|A·V − output|: the largest difference between the recomputed result and the kernel's result."""
+        """The largest difference between the recomputed result and the kernel's result, max|A·V − output|."""
         inputs = _upcast_inputs(self.inputs)
         weights = inputs.weights() if self.changed_weights is None else self.changed_weights
         return (inputs.unfold_beams(inputs.weighted_values(weights)) - self.head_outputs).abs().max().item()
@@ -73,7 +74,7 @@ def _upcast_inputs(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class ActivationRecord:
-    """Recorded activations by tap name: `cache["blocks.0.resid_mid"]` returns those of the last forward pass."""
+    """Recorded activations, keyed by tap name: `cache["blocks.0.resid_mid"]` returns those from the last pass."""
 
     def __init__(self) -> None:
         self._passes: dict[str, list[Tensor]] = {}
@@ -83,7 +84,10 @@ class ActivationRecord:
         return self.get_pass(name)
 
     def get_pass(self, name: str, pass_index: int = -1) -> Tensor:
-        """Returns the activations of one of several forward passes, such as decode steps. Defaults to the last one."""
+        """Return the activations from one forward pass, which defaults to the last one.
+
+        Each decode step is a separate forward pass.
+        """
         module_name, _, tap_name = name.rpartition(".")
         if module_name in self._attention and tap_name in ("scores", "weights"):
             attention_record = self.attention(module_name, pass_index)
@@ -91,7 +95,7 @@ class ActivationRecord:
         return self._select_pass(self._passes, name, pass_index)
 
     def attention(self, name: str, pass_index: int = -1) -> AttentionRecord:
-        """Returns the record of an attention module, such as `blocks.0.attention`, whose weights were recorded."""
+        """Return the record of an attention module, such as `blocks.0.attention`, whose attention was recorded."""
         return self._select_pass(self._attention, name, pass_index)
 
     @property
@@ -154,7 +158,7 @@ class ActivationRecord:
 
 
 def _detach_inputs_clone_keys_values(inputs: AttentionInputs) -> AttentionInputs:
-    # Copied for the same reason as in `_keep`.
+    # Copy the keys and values because later passes may overwrite them in the KV cache.
     keys, values = (tensor.detach().clone() for tensor in (inputs.keys, inputs.values))
     bias = None if inputs.bias is None else inputs.bias.detach()
     return replace(inputs, queries=inputs.queries.detach(), keys=keys, values=values, bias=bias)
@@ -162,10 +166,10 @@ def _detach_inputs_clone_keys_values(inputs: AttentionInputs) -> AttentionInputs
 
 @contextmanager
 def record(model: nn.Module, *patterns: str) -> Iterator[ActivationRecord]:
-    """Record the taps that match the patterns within the `with` block. Without patterns, records all taps.
+    """Record the activations at the taps that match the patterns, or at all taps, within the `with` block.
 
-    Usage: `with record(model, "blocks.*.attention.weights") as cache: model(ids)`. The fused kernel stays in use:
-    queries and keys are recorded, and scores and weights are recomputed from them.
+    Usage: `with record(model, "blocks.*.attention.weights") as cache: model(ids)`. The fused kernel remains in use
+    because only queries and keys are recorded, from which scores and weights are recomputed.
     """
     activations = ActivationRecord()
     modules = dict(model.named_modules())

@@ -1,4 +1,4 @@
-"""Norms of the residual stream and of the output of each sublayer and head."""
+"""Compute the norms of the residual stream and of the outputs of each sublayer and head."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,21 @@ from qkv.inspection.short_repr import ShortRepr
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ResidualStreamView(ShortRepr):
-    """Euclidean norms of the residual stream and of what each sublayer adds, by layer and token."""
+    """The Euclidean norms of the residual stream and of each sublayer's output, for each layer and token."""
 
     stack: AttentionStack
     positions: list[str]
     depths: list[str]
     residual_norms: Float[Tensor, "depth position"]
     sublayers: list[str]
-    """`attention`, `cross_attention` (decoders only) and `feed_forward`."""
+    """The names of the sublayers: `attention`, `cross_attention` (decoders only) and `feed_forward`."""
     sublayer_norms: Float[Tensor, "part layer position"]
     head_norms: Float[Tensor, "layer head position"]
-    """Norms of each self-attention head's output, without the projection's bias."""
+    """The norms of each self-attention head's output, without the bias of the output projection."""
 
 
 def residual_stream_norms(cache: ActivationCache, stack: AttentionStack | None = None) -> ResidualStreamView:
-    """Compute norms of the residual stream. For an encoder–decoder, `stack` selects the encoder or the decoder."""
+    """Compute the norms of the residual stream. For an encoder–decoder, `stack` selects the encoder or the decoder."""
     stack = stack or cache.stacks[0]
     stack = AttentionStack.DECODER if stack is AttentionStack.CROSS else stack
     names = residual_tap_names(cache.model, stack)
@@ -57,7 +57,7 @@ def residual_stream_norms(cache: ActivationCache, stack: AttentionStack | None =
 
 @torch.no_grad()
 def head_outputs(cache: ActivationCache, stack: AttentionStack, layer: int) -> Float[Tensor, "head position d_model"]:
-    """Returns the vector that each head adds to the residual stream.
+    """Return the vector that each head adds to the residual stream.
 
     The vectors of all heads and the bias of the output projection sum to the attention output.
     """

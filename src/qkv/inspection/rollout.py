@@ -1,4 +1,4 @@
-"""Attention rollout: attention weights multiplied across layers."""
+"""Compute attention rollout, which multiplies attention weights across layers."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,21 @@ from qkv.models import RNNSeq2Seq
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionRollout(ShortRepr):
-    """The share of every input token in every token after each layer.
+    """The share of each input token in each token's state after each layer.
 
-    Each row of `sequence` and `source` together sums to 1.
+    For each layer and token, the shares in `sequence` and `source` together sum to 1.
     """
 
     sequence: Float[Tensor, "layer query key"]
     source: Float[Tensor, "layer query source"] | None
-    """The share of each source token, for a decoder."""
+    """The share of each source token for a decoder, otherwise `None`."""
 
 
 def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
-    """Multiply Â = ½ head mean + ½ identity (the residual connection) across layers (arXiv:2005.00928)."""
+    """Compute attention rollout from each layer's head average (arXiv:2005.00928).
+
+    This multiplies Â = ½ head average + ½ identity across layers. The identity represents the residual connection.
+    """
     share = torch.eye(means.shape[-1], dtype=means.dtype, device=means.device)
     shares = []
     for layer in means:
@@ -36,10 +39,10 @@ def rollout_from_means(means: Float[Tensor, "layer query key"]) -> Float[Tensor,
 
 
 def attention_rollout(cache: ActivationCache, stack: AttentionStack | None = None) -> AttentionRollout:
-    """Compute attention rollout through a GPT, BERT, encoder or decoder.
+    """Compute attention rollout for a GPT, BERT, encoder or decoder.
 
-    In a decoder, cross-attention contributes the shares of the source in the same way: half from the residual
-    connection and half from the attended source states.
+    Cross-attention in a decoder is treated in the same way as self-attention: half of each token's shares come from the
+    residual connection and half from the attended source states.
     """
     if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("attention rollout requires a Transformer, got an RNN")

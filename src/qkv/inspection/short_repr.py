@@ -1,15 +1,15 @@
-"""Short `repr` for dataclasses that contain tensors and long lists."""
+"""Provide a short `repr` for dataclasses that contain tensors and long lists."""
 
 from dataclasses import fields, is_dataclass
 
 from torch import Tensor
 
 MAX_CHARS = 60
-"""Maximum number of characters per field."""
+"""The maximum number of characters per field."""
 
 
 class ShortRepr:
-    """Mixin for dataclasses (with `repr=False`) that shows tensors by shape and long lists by length."""
+    """A mixin for dataclasses (with `repr=False`) that shows only the shapes of tensors and lengths of long lists."""
 
     def __repr__(self) -> str:
         assert is_dataclass(self)

@@ -10,12 +10,12 @@ from qkv.nn import Tap
 
 
 def named_taps(model: nn.Module) -> dict[str, Tap]:
-    """Returns all taps by name, in the order of the model's modules."""
+    """Return all taps, keyed by name, in the order of the model's modules."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Tap)}
 
 
 def match_taps(model: nn.Module, pattern: str) -> dict[str, Tap]:
-    """Returns the taps that match a name or a pattern, such as `encoder.*.weights`."""
+    """Return the taps that match a name or a pattern, such as `encoder.*.weights`, keyed by name."""
     all_taps = named_taps(model)
     matches = {name: tap for name, tap in all_taps.items() if fnmatchcase(name, pattern)}
     if not matches:

@@ -19,7 +19,7 @@ def import_tensorboard() -> Any:  # noqa: ANN401 - a library that may be missing
 
 
 def rewrite_tensorboard_events(metrics_path: Path, folder: Path) -> None:
-    """Write every number in metrics.jsonl as a TensorBoard scalar. Replaces the contents of the folder."""
+    """Write every number in metrics.jsonl as a TensorBoard scalar, replacing the contents of the folder."""
     library = import_tensorboard()
     shutil.rmtree(folder, ignore_errors=True)
     with library.SummaryWriter(folder) as writer:

@@ -19,22 +19,22 @@ from qkv.models import BERT
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingTimelineView(ShortRepr):
-    """Head scores and predictions for one text at every checkpoint of a run."""
+    """The head scores and predictions for one text at each checkpoint of a run."""
 
     steps: list[int]
     stack: AttentionStack
     scores: Float[Tensor, "step layer head pattern"]
-    """As in `HeadsView.scores`."""
+    """The values of `HeadsView.scores` at each step."""
     labels: list[list[list[HeadPattern | None]]]
     positions: list[str]
     depths: list[str]
     targets: list[str | None]
     target_probabilities: Float[Tensor, "step depth position"] | None
-    """Probabilities of the actual tokens, as in `LogitLensView`. `None` for a BERT without a masked-word head."""
+    """The values of `LogitLensView.target_probabilities` at each step. `None` for a BERT without a masked-word head."""
 
     @property
     def losses(self) -> list[float] | None:
-        """Mean negative log-probability of the actual tokens at each step."""
+        """The mean negative log-probability of the actual tokens at each step."""
         if self.target_probabilities is None:
             return None
         last = self.target_probabilities[:, -1]
@@ -48,9 +48,10 @@ def checkpoint_timeline(
     *,
     stack: AttentionStack | None = None,
 ) -> TrainingTimelineView:
-    """Run the model of each checkpoint on a text.
+    """Run the model from each checkpoint on a text, and collect the head scores and predictions.
 
-    `checkpoints` yields (step, model with its tokenizer) in order. Only one model is in memory at a time.
+    `checkpoints` yields pairs of a step and a model with its tokenizer, in order. Only one model is in memory at a
+    time.
     """
     steps, views, lenses = [], [], []
     for step, task in checkpoints:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The Okabe–Ito palette with distinct markers. Groups are distinguishable in print and by color-blind readers.
+# The Okabe–Ito palette combined with distinct markers makes groups distinguishable in print and for color-blind
+# readers.
 COLORS_AND_MARKERS = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
@@ -28,7 +29,7 @@ COLORS_AND_MARKERS = (
 def pca_2d_with_explained_variance(vectors: Float[Tensor, "word width"]) -> tuple[Float[Tensor, "word 2"], list[float]]:
     """Project vectors onto their first two principal components, and return the explained variance ratios.
 
-    The sign of a component is arbitrary. It is chosen so that the vector farthest from the origin is positive.
+    Since the sign of a component is arbitrary, it is chosen so that the coordinate farthest from 0 is positive.
     """
     if len(vectors) < 2:
         raise ShapeError(f"at least 2 vectors are required, got {len(vectors)}")
@@ -48,7 +49,7 @@ def pca_2d_with_explained_variance(vectors: Float[Tensor, "word width"]) -> tupl
 def plot_word_map(
     vectors: Float[Tensor, "word width"], words: Sequence[str], *, groups: Sequence[str] = (), title: str = ""
 ) -> "Figure":
-    """Plot words at the 2-D projections of their vectors. Words of the same group share a color and marker."""
+    """Plot words at the 2-D projections of their vectors. Words in the same group share a color and marker."""
     if len(words) != len(vectors) or (groups and len(groups) != len(vectors)):
         raise ShapeError(
             f"these numbers must be equal, got {len(vectors)} vectors, {len(words)} words and {len(groups)} groups"
@@ -85,7 +86,7 @@ Box = tuple[float, float, float, float]
 
 
 def label_points(axis: "Axes", points: Tensor, words: Sequence[str], colors: Sequence[str]) -> None:
-    """Annotate each point at the offset that overlaps the fewest markers and labels drawn before."""
+    """Label each point at the offset where the label overlaps least with the markers and earlier labels."""
     figure = axis.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # computes the layout, so that the points have their final positions

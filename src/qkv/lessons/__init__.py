@@ -18,7 +18,7 @@ __all__ = ["LECTURES", "LESSONS", "LessonInfo", "run"]
 
 
 def run(name: str, *, plot: Path | None = None, seed: int = 0) -> DrawFigure:
-    """Print a lesson, save its figure to `plot` if given, and return a function that draws the figure.
+    """Print a lesson, save its figure if a path is given as `plot`, and return a function that draws the figure.
 
     The output depends only on the seed, except for measured times. In a notebook, call `draw = run("walkthrough")` and
     then `draw()` to display the figure.

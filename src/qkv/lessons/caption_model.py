@@ -1,4 +1,4 @@
-"""A small image captioning model for the lesson on pictures: training, generation and attention weights."""
+"""A small image captioning model for the lesson on pictures, with functions for training, generation and attention."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,20 +38,21 @@ CAPTION_CONFIG = Seq2SeqConfig(
     scale_embedding=False,
     init_std=0.1,
 )
-"""The encoder–decoder of the 2017 paper with one encoder layer, one decoder layer and image patches as its source.
+"""Config of the encoder–decoder from the 2017 paper, with one encoder layer, one decoder layer and image patches as its
+source.
 
-With `sliding_window=1`, each position in the encoder or decoder only attends to itself in self-attention. If patches
-can attend to each other, the captions are equally good, but for one of three seeds, the cross-attention weights are on
-empty patches.
+With `sliding_window=1`, each position in the encoder or decoder attends only to itself in self-attention. If patches
+can attend to each other, the captions are equally good. For one of three seeds, however, the cross-attention weights
+are on empty patches.
 """
 BATCH_SIZE = 32
 MAX_WORDS = 12
 HELD_OUT_SEED = 1_000_003
-"""Seed of the test images. Training never uses this seed."""
+"""Seed of the test images, which training never uses."""
 
 
 def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = lambda _entry: None) -> Seq2Seq:
-    """Train a captioning model with the same trainer and objective as the translation models."""
+    """Train a captioning model with the same trainer and objective that the translation models use."""
     model = Seq2Seq(CAPTION_CONFIG, seed=seed)
     training = TrainingConfig(
         steps=n_steps,
@@ -90,7 +91,7 @@ def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = la
 
 @torch.inference_mode()
 def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
-    """Generate a caption for each image greedily until `<end>` or the limit of `MAX_WORDS`."""
+    """Generate a caption for each image greedily, stopping at `<end>` or after `MAX_WORDS` words."""
     n = len(patches)
     decoder = Seq2SeqDecoder(model, model.encode(patches), capacity=MAX_WORDS)
     logits = decoder.step(torch.full((n,), CAPTION_WORDS.index(BEGIN)))
@@ -111,9 +112,9 @@ def mean_cross_attention_weights(model: Seq2Seq, patches: Patches, ids: Ids) -> 
 def teacher_forced_word_accuracy(
     model: Seq2Seq, scenes: Scenes, *, masked_patches: Bool[Tensor, "scene patch"] | None = None
 ) -> Float[Tensor, " word"]:
-    """Return the accuracy of each word given the true preceding words.
+    """Return the prediction accuracy at each word position, given the true preceding words.
 
-    Attention to `masked_patches` is masked.
+    If `masked_patches` is given, the decoder cannot attend to these patches.
     """
     source = model.encode(scenes.patches)
     if masked_patches is not None:

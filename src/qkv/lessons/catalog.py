@@ -9,12 +9,12 @@ LECTURES = {
     "D": "Transformers – Part 2",
     "E": "Self-Attention; Transformer language models; their cost",
 }
-"""Titles of the five lectures, keyed by the letter of each lecture."""
+"""Titles of the five lectures, keyed by lecture letter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LessonInfo:
-    """Description of a lesson, as listed by `qkv lesson`."""
+    """A lesson's description, which `qkv lesson` lists."""
 
     name: str
     title: str
@@ -28,7 +28,7 @@ class LessonInfo:
 
     @property
     def module(self) -> str:
-        """Name of the module in this package."""
+        """The name of the module in this package that contains the lesson."""
         return self.name.replace("-", "_")
 
 

@@ -18,7 +18,7 @@ CONFIG = GPTConfig(vocab_size=6, context_length=8, d_model=32, n_heads=1, n_laye
 
 
 def build_untrained_gpt(*, causal: bool, seed: int = 0) -> GPT:
-    """Build a GPT with or without a causal mask; the weights depend only on the seed."""
+    """Build a GPT with or without a causal mask. Its weights depend only on the seed."""
     return GPT(CONFIG.replace(causal=causal), seed=seed).eval()
 
 
@@ -43,7 +43,7 @@ def logit_change_norms(*, causal: bool, seed: int = 0) -> Float[Tensor, "replace
 
 
 def unmasked_gpt_and_bert_difference(seed: int = 0) -> float:
-    """Compute the largest difference between the states of a BERT and of a GPT without a mask, with equal weights."""
+    """Compute the largest difference between the hidden states of a BERT and an unmasked GPT with equal weights."""
     config = BERTConfig(
         vocab_size=6, context_length=8, d_model=32, n_heads=1, n_layers=1, activation=Activation.GELU_TANH,
         norm_position=NormPosition.PRE, norm_eps=CONFIG.norm_eps, embedding_norm=False, final_norm=True,

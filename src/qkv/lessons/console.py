@@ -23,7 +23,7 @@ def print_section(title: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a wrapped paragraph. Line breaks in `text` are ignored."""
+    """Print a paragraph and wrap its lines. Line breaks in `text` are ignored."""
     print(textwrap.fill(" ".join(text.split()), WIDTH, break_on_hyphens=False), end="\n\n")
 
 
@@ -33,7 +33,7 @@ def print_slide_error(text: str) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, digits: int = 4) -> None:
-    """Print a table with left-aligned text and right-aligned numbers; floats are printed with `digits` decimals."""
+    """Print a table with left-aligned text and right-aligned numbers. Floats are printed with `digits` decimals."""
     rows = [list(row) for row in rows]
     is_text = [all(isinstance(row[column], str) for row in rows) for column in range(len(header))]
     lines = [list(header), *([_format_cell(cell, digits) for cell in row] for row in rows)]
@@ -56,7 +56,7 @@ def print_matrix(
     corner: str = "",
     digits: int = 2,
 ) -> None:
-    """Print a matrix with row and column labels and the text `corner` in the top left cell."""
+    """Print a matrix with row and column labels. The text `corner` is printed in the top left cell."""
     print_table(
         [corner, *columns], [[label, *row] for label, row in zip(rows, values.tolist(), strict=True)], digits=digits
     )
@@ -68,12 +68,15 @@ def format_shape(tensor: Tensor) -> str:
 
 
 def max_abs_difference(left: Tensor, right: Tensor) -> str:
-    """Format the largest absolute difference of two tensors."""
+    """Format the largest absolute difference between two tensors."""
     return f"{(left - right).abs().max().item():.1e}"
 
 
 def _display_width(text: str) -> int:
-    """Return the number of terminal columns. Combining characters, such as the bar of T̄, have no width."""
+    """Return the number of terminal columns that a text occupies.
+
+    Combining characters, such as the bar of T̄, have no width.
+    """
     return sum(not unicodedata.combining(character) for character in text)
 
 

@@ -11,7 +11,7 @@ else:
     Axes = Figure = object
 
 DrawFigure = Callable[[], Figure]
-"""Type of the function that a lesson returns to draw its figure."""
+"""Type of the figure-drawing function that a lesson returns."""
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000",

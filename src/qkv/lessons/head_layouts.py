@@ -23,7 +23,7 @@ HEAD_COUNTS = (1, 2, 4, 8, 16)
 
 
 def _build_attention_without_biases(layout: str, d_model: int, n_heads: int) -> Attention:
-    """Build attention with one of the head layouts from the lectures, without biases."""
+    """Build an attention layer without biases that has one of the head layouts from the lectures."""
     join = HeadCombination.POOLED if layout.startswith("pooled") else HeadCombination.SPLIT
     d_head = d_model // n_heads
     d_value = d_head if layout == "split" else d_model

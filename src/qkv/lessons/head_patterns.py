@@ -11,7 +11,8 @@ from qkv.tasks import LanguageModel, load_as
 
 EXAMPLE_SENTENCE = "Tim put a green frog on the old boat, and Lily sang a song."
 TEXT = f"{EXAMPLE_SENTENCE} {EXAMPLE_SENTENCE}"
-"""The sentence is repeated so that induction heads can attend to the token after the earlier occurrence."""
+"""Example text, in which a sentence is repeated so that induction heads can attend to the token after the earlier
+occurrence."""
 PATTERN_DESCRIPTIONS = {
     HeadPattern.PREVIOUS: "the previous token",
     HeadPattern.FIRST: "the first token, which acts as an attention sink",

@@ -26,7 +26,7 @@ LECTURE_E_SLIDE_SCORES = (
     (0.32, 0.74, 0.44, -0.1, 1.19, 0.83, 0.29, 2.06, 0.51, -0.26, 1.51, 0.11),
 )
 SLIDE_LAST_ROW = (0.05, 0.07, 0.05, 0.03, 0.11, 0.08, 0.05, ILLEGIBLE, 0.06, 0.03, ILLEGIBLE, 0.04)
-"""The probabilities for query 11 on the slide. All scores of this query are legible."""
+"""Probabilities for query 11 on the slide. All scores of this query are legible on the slide."""
 N = len(LECTURE_E_SLIDE_SCORES)
 TOKENS = [str(i) for i in range(N)]
 

@@ -20,7 +20,7 @@ MEASURED_POSITIONS = (8, 32, 64, 128, 256, 384, 512, 768, 1000)
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of the decoding step that processes token n."""
+    """The cost of the decoding step that processes token n."""
 
     n: int
     cached_ms: float
@@ -54,7 +54,7 @@ def _print_equality(model: GPT, ids: Tensor) -> None:
 
 
 def _cache_before_token(model: GPT, ids: Tensor, n: int) -> KVCache:
-    """Return a cache that contains the tokens before token n."""
+    """Return a KV cache that contains the tokens before token n."""
     cache = model.new_cache(batch=1, capacity=n)
     model.hidden_states(ids[:, : n - 1], cache=cache)
     return cache

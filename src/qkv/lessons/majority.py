@@ -13,7 +13,7 @@ N_CLASSES, D, N = 10, 8, 31
 
 
 class MajorityTokenClassifier(nn.Module):
-    """Predict the most frequent token of the sequence at every position.
+    """A classifier that predicts the most frequent token of the sequence at every position.
 
     This task requires attention to all tokens.
     """
@@ -30,7 +30,7 @@ class MajorityTokenClassifier(nn.Module):
         return self.classifier(self.attention(self.norm(self.token(ids))))
 
     def input_space_query_cosine_with_ones(self) -> float:
-        """Return the mean |cosine| between the query of a token and the vector of ones, over all tokens.
+        """Return the mean |cosine| between a token's query and the vector of ones, averaged over all tokens.
 
         Because q·(W_K x) = (W_Kᵀ q)·x, the vector of ones is compared with W_Kᵀ q, which is in the same space as the
         output x of LayerNorm.
@@ -66,6 +66,6 @@ def train_majority_classifier(*, layer_norm: bool, seed: int, n_steps: int = 300
 
 
 def random_cosine_with_ones(seed: int) -> float:
-    """Return the mean |cosine| between a random vector and the vector of ones."""
+    """Return the mean absolute cosine similarity between a random vector and the vector of ones."""
     vectors = torch.randn(10_000, D, generator=torch.Generator().manual_seed(seed))
     return torch.cosine_similarity(vectors, torch.ones(D), dim=-1).abs().mean().item()

@@ -26,7 +26,7 @@ KINDS = (
 def untrained_gpt_states(
     ids: Int[Tensor, "batch position"], *, kind: PositionKind, causal: bool, seed: int = 0
 ) -> Float[Tensor, "batch position d"]:
-    """Return the hidden states of an untrained two-layer model in float64, where rounding errors are negligible."""
+    """Return the hidden states of an untrained two-layer model in float64, which makes rounding negligible."""
     config = GPTConfig(
         vocab_size=len(EXAMPLE_WORDS),
         context_length=16,

@@ -1,4 +1,4 @@
-"""Lesson: a product with a one-hot vector and a table lookup give the same embedding."""
+"""Lesson: multiplying by a one-hot vector gives the same embedding as a table lookup."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Lesson: attention over image patches while a caption is generated."""
+"""Lesson: the image patches that a captioning model attends to while it generates a caption."""
 
 import sys
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from qkv.models import Seq2Seq
 N_CAPTION_STEPS = 800
 N_TEST_SCENES, N_PLOTTED_SCENES = 500, 4
 CAPTION_SLOTS = {"a": 0, "color": 1, "shape": 2, "relation": 3, "second a": 4, "other color": 5, "other shape": 6}
-"""Index of each word in a caption."""
+"""Indices of the words in a caption."""
 
 
 def lesson(seed: int) -> DrawFigure:

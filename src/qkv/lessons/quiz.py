@@ -1,6 +1,6 @@
 """Lesson: quiz questions from the lectures, answered by computation.
 
-The questions about cost are in `quiz_cost`.
+The module `quiz_cost` contains the questions about cost.
 """
 
 import torch
@@ -34,11 +34,11 @@ QUIZ_OPTIONS = {
     "6. W_1 and W_2 in the FFN": (".up_proj.", ".down_proj."),
     "not on the slide: γ of the LayerNorms": ("norm.",),
 }
-"""Quiz options that are parameters, with substrings of the corresponding parameter names in qkv."""
+"""Quiz options that name parameters, mapped to substrings of the corresponding parameter names in qkv."""
 
 
 def trainable_parameters_by_quiz_option(model: GPT) -> dict[str, int]:
-    """Return the number of trainable parameters for each option."""
+    """Count the trainable parameters that belong to each quiz option."""
     sizes = dict.fromkeys(QUIZ_OPTIONS, 0)
     for name, parameter in model.named_parameters():
         (option,) = (option for option, parts in QUIZ_OPTIONS.items() if any(part in name for part in parts))

@@ -19,28 +19,28 @@ SOURCE_LENGTHS = (64, 128, 256, 512)
 
 
 class FlopsBySourceLength(NamedTuple):
-    """FLOPs of the encoder and of the decoder for each of `SOURCE_LENGTHS`."""
+    """The FLOPs of the encoder and of the decoder for each length in `SOURCE_LENGTHS`."""
 
     encoder: list[int]
     decoder: list[int]
 
 
 def count_flops(work: Callable[[], Any]) -> int:
-    """Count the FLOPs of the matrix products in `work` with PyTorch."""
+    """Count the FLOPs of the matrix products that `work` computes, using PyTorch's FLOP counter."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
 
 
 def count_model_flops(model: nn.Module, *ids: Tensor) -> int:
-    """Count the FLOPs of one forward pass."""
+    """Count the FLOPs of one forward pass of a model."""
     # PyTorch does not count FLOPs inside the fused CPU attention kernel.
     with use_attention_kernel(model, AttentionKernel.EAGER):
         return count_flops(lambda: model(*ids))
 
 
 def print_quiz_cost_answers(seed: int) -> FlopsBySourceLength:
-    """Print the answers and return the FLOPs counted for the encoder and the decoder."""
+    """Print the quiz answers and return the FLOPs counted for the encoder and the decoder."""
     _print_matmul_flops_and_traffic()
     _print_one_and_all_head_projection_costs()
     _print_measured_kv_cache_bytes(seed)

@@ -15,7 +15,7 @@ from qkv.models import GPT
 SENTENCE_WORDS = ("the", "animal", "did", "not", "cross", "because", "it", "was", "tired")
 IDS = torch.arange(len(SENTENCE_WORDS))[None]
 REPLACEMENT_ID = len(SENTENCE_WORDS)
-"""Id of the replacement token."""
+"""Id of the token that replaces another token."""
 SOURCE, TARGET = SENTENCE_WORDS.index("animal"), SENTENCE_WORDS.index("it")
 N_LAYERS = 3
 RESID_TAPS = [f"blocks.{layer}.resid_{part}" for layer in range(N_LAYERS) for part in ("pre", "mid", "post")]
@@ -37,9 +37,9 @@ def record_residuals_and_sublayer_outputs(gpt: GPT, ids: Int[Tensor, "1 position
 
 
 def residual_change_norms(gpt: GPT, *, replaced_position: int) -> Float[Tensor, "tap position"]:
-    """Return the norm of the change in each token's residual stream when the token at `replaced_position` is replaced.
+    """Return how much each token's residual stream changes when the token at `replaced_position` is replaced.
 
-    The rows are the taps in `RESID_TAPS`.
+    The result contains the norm of the change for each tap in `RESID_TAPS` (row) and each token (column).
     """
     replaced = IDS.clone()
     replaced[0, replaced_position] = REPLACEMENT_ID
@@ -51,7 +51,7 @@ def residual_change_norms(gpt: GPT, *, replaced_position: int) -> Float[Tensor, 
 
 
 def mask_edges_to_source(gpt: GPT, *, queries: list[int]) -> ExitStack:
-    """Mask attention from `queries` to `SOURCE` in every layer until the returned context exits."""
+    """Mask attention from the given queries to the key at `SOURCE` in every layer until the context exits."""
     stack = ExitStack()
     for query in queries:
         stack.enter_context(mask_attention(gpt, "blocks.*.attention", query=query, key=SOURCE))

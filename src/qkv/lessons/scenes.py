@@ -1,4 +1,4 @@
-"""Random images of two shapes with captions, for the lesson `pictures`."""
+"""Draw random images of two shapes, with captions, for the lesson `pictures`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +43,7 @@ class Scenes:
     captions: Ids
     """Indices into `CAPTION_WORDS`. An example is “a red square left of a blue circle <end>”."""
     shape_patches: Bool[Tensor, "scene 2 patch"]
-    """Patches that contain the first and the second shape.
+    """Whether each patch contains the first shape and whether it contains the second shape.
 
     If a patch contains both shapes, it is assigned to the shape that covers more of the patch.
     """
@@ -54,7 +54,7 @@ class Scenes:
 
 
 def draw_scenes(n: int, *, rng: np.random.Generator, pairs: NDArray[np.int64] = SEEN_PAIRS) -> Scenes:
-    """Draw n random images with captions.
+    """Draw n random images and their captions.
 
     If the shapes are side by side, the caption names the left one first. Otherwise, it names the upper one first.
     """
@@ -92,7 +92,7 @@ def draw_scenes(n: int, *, rng: np.random.Generator, pairs: NDArray[np.int64] = 
 
 
 def ids_to_words(ids: list[int]) -> list[str]:
-    """Convert ids to words, without the end token."""
+    """Convert ids to words, omitting the end token."""
     return [CAPTION_WORDS[i] for i in ids if CAPTION_WORDS[i] != END]
 
 
@@ -113,7 +113,7 @@ def _sample_shape_pair_centers(relation: NDArray[np.int64], rng: np.random.Gener
 def _pixel_coverage_at_random_size(
     shape: NDArray[np.int64], centers: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return the fraction of each pixel covered by the shape, which is drawn in one of three random sizes."""
+    """Return the fraction of each pixel that a shape covers when it is drawn in a random one of three sizes."""
     n, width = len(shape), _STAMPS.shape[-1]
     coverage = np.zeros((n, SIDE, SIDE), np.float32)
     rows, columns = (PATCH * centers - width // 2)[:, :, None].transpose(1, 0, 2) + np.arange(width)
@@ -122,7 +122,7 @@ def _pixel_coverage_at_random_size(
 
 
 def _rasterize_shapes_in_all_sizes() -> NDArray[np.float32]:
-    """Draw each shape in each of the three sizes."""
+    """Draw every shape in each of the three sizes."""
     radius = np.array([3.5, 4.5, 5.5])[:, None, None]
     x = (np.arange(12) - 5.5) / radius
     y = x.swapaxes(1, 2)

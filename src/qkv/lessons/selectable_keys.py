@@ -1,4 +1,4 @@
-"""Find the keys that can receive the highest score of all keys for some query (for `layernorm-geometry`)."""
+"""Find the keys that receive the highest score for at least one query (for the lesson `layernorm-geometry`)."""
 
 from typing import NamedTuple
 
@@ -7,20 +7,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TOLERANCE = 1e-9
-"""Values below this tolerance are treated as 0. The vectors are float64 and have norms of about 1."""
+"""Tolerance below which values are treated as 0. The vectors are float64 and have norms of about 1."""
 MAX_ITERATIONS = 1000
-"""A search takes a few dozen iterations. The limit prevents an infinite loop caused by rounding errors."""
+"""Limit that prevents an infinite loop caused by rounding errors. A search typically takes a few dozen iterations."""
 
 
 class ConvexCombination(NamedTuple):
-    """Corners, given as indices of points, and their convex weights."""
+    """A convex combination of corners, which are given as indices of points, with their weights."""
 
     corners: Int[Tensor, " corner"]
     weights: Float[Tensor, " corner"]
 
 
 def find_selectable_keys(keys: Float[Tensor, "key d"]) -> Bool[Tensor, " key"]:
-    """Return for each key i whether a query p exists such that p·(kᵢ − kⱼ) > 0 for all j ≠ i.
+    """Return, for each key i, whether a query p exists such that p·(kᵢ − kⱼ) > 0 for all j ≠ i.
 
     If such a query exists, the point nearest to 0 in the convex hull of the differences kᵢ − kⱼ is such a query. If the
     key is inside the convex hull of the other keys, this point is 0, and no such query exists.

@@ -1,4 +1,4 @@
-"""Random sentences such as “the cat sat on the mat”, and a tiny GPT that learns to generate them within seconds."""
+"""Random sentences such as “the cat sat on the mat” and a tiny GPT that learns within seconds to generate them."""
 
 from math import log
 
@@ -27,7 +27,7 @@ BEST_LOSS = sum(log(len(slot)) for slot in SLOTS[1:]) / len(SLOTS[1:])
 
 
 def sample_sentences(n: int) -> Ids:
-    """Sample n sentences. All words of a slot are equally likely."""
+    """Sample n sentences, with equal probability for all words that are allowed at a position."""
     return torch.stack([ids[torch.randint(len(ids), (n,))] for ids in _IDS], dim=1)
 
 
@@ -47,7 +47,7 @@ def tiny_gpt(*, causal: bool, seed: int) -> GPT:
 
 
 def train_gpt_on_sentences(model: GPT, *, n_steps: int) -> list[float]:
-    """Train on random sentences and return the loss of every step.
+    """Train a GPT on random sentences and return the loss of every step.
 
     For “the cat sat on the mat”, the input is “the cat sat on the mat”, and the target is “cat sat on the mat </s>”.
     Training stops when the loss becomes NaN.
@@ -66,7 +66,7 @@ def train_gpt_on_sentences(model: GPT, *, n_steps: int) -> list[float]:
 
 
 def loss_in_training(model: GPT, ids: Ids) -> Tensor:
-    """Compute the loss of all positions in one pass.
+    """Compute the loss of all positions in one forward pass, as during training.
 
     The target at position t is also the input at position t + 1.
     """
@@ -75,7 +75,7 @@ def loss_in_training(model: GPT, ids: Ids) -> Tensor:
 
 @torch.no_grad()
 def loss_in_generation(model: GPT, ids: Ids) -> float:
-    """Compute the loss when the model only receives the preceding words, as during generation."""
+    """Compute the loss when the model receives only the preceding words, as during generation."""
     steps = [F.cross_entropy(model(ids[:, :n])[:, -1], ids[:, n]) for n in range(1, ids.shape[1])]
     return torch.stack(steps).mean().item()
 

@@ -1,4 +1,4 @@
-"""Lesson: tensor shapes at each step of attention, and computing all queries at once."""
+"""Lesson: the tensor shapes at each step of attention, and how all queries are computed at once."""
 
 import torch
 from torch import Tensor

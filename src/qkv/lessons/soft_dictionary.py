@@ -12,7 +12,8 @@ DEGREES = {"north": 5.0, "east": 12.0, "south": 25.0, "west": 15.0}
 QUERY_LENGTHS = (0.0, 1.0, 3.0, 10.0, 100.0)
 
 SLIDE_SHARES = (0.30, 0.50, 0.15, 0.05)
-"""30% and 50% are legible in the figure in lecture E. The other two values are chosen so that the sum is 100%."""
+"""Attention weights from the figure in lecture E, where 30% and 50% are legible. The other two values are chosen so
+that the sum is 100%."""
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random except the test queries

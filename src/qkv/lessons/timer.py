@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 
 def best_of_n_seconds(work: Callable[[], object], *, times: int = 5) -> float:
-    """Run `work` several times and return the shortest run time in seconds.
+    """Call `work` several times and return the shortest run time in seconds.
 
-    The shortest run time is the most accurate because other programs can only slow down `work`.
+    The shortest run time is the most accurate because other programs can only slow down the computation.
     """
     durations = []
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""The single attention head of lecture A, which is trained in both toy lessons."""
+"""The single attention head from lecture A, which both toy lessons train."""
 
 import torch
 from jaxtyping import Float
@@ -10,10 +10,10 @@ from qkv.tensors import Logits, Residual
 
 
 class ToyHead(nn.Module):
-    """One attention head with learned positions that maps T×V inputs to T×V logits.
+    """An attention head with learned positions that maps T×V inputs to T×V logits.
 
-    Q, K and V have width H, and their projections have no bias. The code on the slide omits the layer
-    `attention.out_proj` (H×V).
+    Q, K and V have width H, and their projections have no bias. The code on the slide omits the
+    layer `attention.out_proj` (H×V).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ToyHead(nn.Module):
 def train_toy_head(
     head: ToyHead, x: Residual, target_probabilities: Float[Tensor, "batch position vocabulary"], *, n_steps: int = 500
 ) -> list[float]:
-    """Minimize the cross-entropy with the target distributions and return the loss of every step."""
+    """Minimize the head's cross-entropy with the target distributions, and return the loss of every step."""
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     losses = []
     for _ in range(n_steps):

@@ -12,7 +12,7 @@ from qkv.lessons.toy_head import ToyHead, train_toy_head
 
 TOY_WORDS_5 = ("<start>", "the", "man", "chicken", "ordered")
 SLIDE_IDS = (1, 2, 3, 5, 2, 4)
-"""The ids of “<start> the man ordered the chicken” on the slide, numbered from 1."""
+"""Token ids of “<start> the man ordered the chicken”, which are numbered from 1 on the slide."""
 SEQUENCE = tuple(i - 1 for i in SLIDE_IDS)
 MAN_ID, CHICKEN_ID = TOY_WORDS_5.index("man"), TOY_WORDS_5.index("chicken")
 POSITION_LABELS = [f"{t} {TOY_WORDS_5[i]}" for t, i in enumerate(SEQUENCE)]
@@ -21,9 +21,9 @@ TokenTable = Float[Tensor, "position vocabulary"]
 
 
 def bigram_distribution_by_position() -> TokenTable:
-    """Return X, the next-token distribution of the token at each position, counted in the data.
+    """Return the table X, which contains, for each position, the next-token distribution of the token at this position.
 
-    The token after the last token is `<start>`.
+    The distributions are computed from counts in the data. The token after the last token is `<start>`.
     """
     follows = torch.zeros(len(TOY_WORDS_5), len(TOY_WORDS_5))
     for token, next_token in zip(SEQUENCE, (*SEQUENCE[1:], SEQUENCE[0]), strict=True):
@@ -32,7 +32,7 @@ def bigram_distribution_by_position() -> TokenTable:
 
 
 def target_table() -> TokenTable:
-    """Return the target, which is the actual next token at each position."""
+    """Return the target table, which contains a one-hot vector of the actual next token at each position."""
     return F.one_hot(torch.tensor((*SEQUENCE[1:], SEQUENCE[0])), len(TOY_WORDS_5)).float()
 
 
@@ -47,7 +47,7 @@ def least_squares_fit_to_target(x: TokenTable) -> TokenTable:
 def train_head_and_predict(
     seed: int, *, with_positions: bool = True, causal: bool = True
 ) -> tuple[ToyHead, TokenTable]:
-    """Train a head on X and return the head and its predicted probabilities."""
+    """Train an attention head on X, and return the head and its predicted probabilities."""
     head = ToyHead(len(SEQUENCE), len(TOY_WORDS_5), seed=seed, with_positions=with_positions, causal=causal)
     train_toy_head(head, bigram_distribution_by_position()[None], target_table()[None])
     with torch.no_grad():

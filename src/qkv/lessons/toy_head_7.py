@@ -22,7 +22,7 @@ Table = Float[Tensor, "sentence position column"]
 
 
 def next_token_target_probabilities() -> Table:
-    """Return the target distributions.
+    """Return the target distribution of the next token at each position.
 
     Both sentences begin with `<start>`, so the target after `<start>` is `man` or `woman` with probability 1/2 each.
     """
@@ -32,7 +32,7 @@ def next_token_target_probabilities() -> Table:
 
 
 def bigram_distribution_by_position() -> Table:
-    """Return the next-token distribution of the token at each position, counted in the two sentences."""
+    """Return the next-token distribution of the token at each position, computed from counts in the two sentences."""
     follows = torch.zeros(len(TOY_WORDS_7), len(TOY_WORDS_7)).index_add_(
         0, SENTENCE_IDS.flatten(), next_token_target_probabilities().flatten(0, 1)
     )
@@ -40,7 +40,7 @@ def bigram_distribution_by_position() -> Table:
 
 
 def train_head_and_predict_on(seed: int, x: Table) -> tuple[ToyHead, Table]:
-    """Train a head of width H = 20 on x and return the head and its predicted probabilities."""
+    """Train an attention head of width H = 20 on x, and return the head and its predicted probabilities."""
     head = ToyHead(SENTENCE_IDS.shape[1], len(TOY_WORDS_7), d_head=D_HEAD, seed=seed)
     train_toy_head(head, x, next_token_target_probabilities())
     with torch.no_grad():

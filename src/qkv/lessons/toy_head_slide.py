@@ -1,4 +1,4 @@
-"""Numbers from the slide in lecture A on the toy task with seven tokens."""
+"""Numbers from the slide in lecture A that shows the toy task with seven tokens."""
 
 import torch
 

@@ -20,7 +20,7 @@ STYLES = ((RED, "o"), (ORANGE, "s"), (GREEN, "^"), (BLUE, "D"))
 
 @dataclass(frozen=True)
 class StackDesign:
-    """Whether a stack has residual connections and LayerNorm."""
+    """The design of a stack: with or without residual connections, and with or without LayerNorm."""
 
     name: str
     residual: bool
@@ -36,9 +36,9 @@ STACK_DESIGNS = (
 
 
 def relative_gradient_norm_by_depth(design: StackDesign) -> Float[Tensor, " layer"]:
-    """Return the norm of the gradient at the input of each layer of an untrained stack, and at its output.
+    """Return the gradient norm at the input of each layer of an untrained stack, relative to the norm at its output.
 
-    The norms are relative to the norm at the output of the stack.
+    The last value is the relative norm at the output, which is 1.
     """
     x = torch.randn(4, N, D, dtype=torch.float64, requires_grad=True)
     inputs = [x]
@@ -55,7 +55,7 @@ def relative_gradient_norm_by_depth(design: StackDesign) -> Float[Tensor, " laye
 def build_recurrent_and_attention_layers() -> dict[str, nn.Module]:
     """Build an RNN, two LSTMs and an attention layer.
 
-    The forget gate of the second LSTM is open, as it may also become during training.
+    The forget gate of the second LSTM is open, which can also happen during training.
     """
     lstm = {"d_input": D, "d_state": D, "n_layers": 1, "bidirectional": False, "dropout": 0.0}
     default_lstm, open_lstm = build_recurrence(CellKind.LSTM, **lstm), build_recurrence(CellKind.LSTM, **lstm)
@@ -70,9 +70,10 @@ def build_recurrent_and_attention_layers() -> dict[str, nn.Module]:
 
 
 def relative_gradient_norm_by_distance(model: nn.Module) -> Float[Tensor, " distance"]:
-    """Return the gradient norm of the last output with respect to the input k positions earlier, for each distance k.
+    """Return the relative norm of the gradient of the last output with respect to inputs at several distances.
 
-    The norms are relative to the norm for the last input.
+    For each distance k, the input is k positions earlier than the output. The norms are relative to the gradient norm
+    for the last input.
     """
     n = max(DISTANCES) + 1
     x = torch.randn(8, n, D, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Lesson: one attention computation, number by number."""
+"""Lesson: an attention computation, shown number by number."""
 
 import torch
 from torch import Tensor
@@ -55,7 +55,10 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded 
 
 
 def _build_head_from_unscaled_scores(scores: Tensor) -> Attention:
-    """Build a head without biases and without W_O whose unscaled scores for `INPUTS` are exactly `scores`."""
+    """Build an attention head whose unscaled scores for `INPUTS` are exactly the given scores.
+
+    The head has no biases and no W_O.
+    """
     keys = torch.ones(1, 1)
     while len(keys) < D_KEY:
         # Sylvester's construction gives orthogonal rows of ±1, so that k·k = 64 and kᵢ·kⱼ = 0.

@@ -47,7 +47,7 @@ def decoder_changes_by_encoder_state(seq2seq: Seq2Seq, mask: Mask | None = None)
 
 
 def buggy_lecture_c_cross_mask(causal: Int[Tensor, "query key"], mask: Int[Tensor, " query"] | None = None) -> Tensor:
-    """Build the cross-attention mask as in the decoder code of lecture C, including the bug."""
+    """Build the cross-attention mask exactly like the decoder code in lecture C, including its bug."""
     if mask is not None:
         padding_mask = torch.minimum(mask[None, :], causal)
     return padding_mask  # pyright: ignore[reportPossiblyUnboundVariable]

@@ -19,13 +19,13 @@ LECTURE_B_WIDTH = 64
 
 @dataclass(frozen=True)
 class ScoreStatistics:
-    """Statistics of random queries and keys for one width and scale."""
+    """Statistics of the attention between random queries and keys, for one width and one scale."""
 
     score_variance: float
     mean_largest_weight: float
-    """Mean over all queries of the largest attention weight."""
+    """Largest attention weight of a query, averaged over all queries."""
     mean_softmax_jacobian_norm: float
-    """Mean over all queries of the norm of ∂weights/∂scores."""
+    """Norm of ∂weights/∂scores, averaged over all queries."""
 
 
 def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - `run` has already seeded torch
@@ -72,7 +72,7 @@ def _measure_random_scores(width: int, *, scale: float) -> ScoreStatistics:
 
 
 def _softmax_jacobian(scores: Float[Tensor, "query key"]) -> Float[Tensor, "query key key"]:
-    """Compute ∂weights/∂scores for each query with autograd."""
+    """Compute ∂weights/∂scores for each query, using autograd."""
     scores = scores.clone().requires_grad_()
     weights = masked_softmax(scores[None, None])[0, 0]
     rows = [torch.autograd.grad(weights[:, key].sum(), scores, retain_graph=True)[0] for key in range(scores.shape[1])]

@@ -12,11 +12,11 @@ from qkv.models import Seq2Seq
 N_STACK_LAYERS = 3
 IDS = torch.arange(5)[None]
 REPLACEMENT_ID = 5
-"""Id of the replacement token."""
+"""Id of the token that replaces another token."""
 
 
 def build_float64_seq2seq(seed: int = 0) -> Seq2Seq:
-    """Build an untrained encoder–decoder in float64, where rounding errors are negligible."""
+    """Build an untrained encoder–decoder in float64, which makes rounding errors negligible."""
     config = Seq2SeqConfig(
         vocab_size=6, context_length=8, d_model=32, n_heads=2, n_encoder_layers=N_STACK_LAYERS,
         n_decoder_layers=N_STACK_LAYERS, init_std=0.2,
@@ -25,7 +25,7 @@ def build_float64_seq2seq(seed: int = 0) -> Seq2Seq:
 
 
 def max_cross_attention_key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "decoder_layer encoder_layer"]:
-    """Compare the cross-attention keys of each decoder layer with its key projection of each encoder layer's output.
+    """Compare each decoder layer's cross-attention keys with its projections of each encoder layer's output.
 
     Return the largest absolute difference for each pair of layers.
     """
@@ -44,7 +44,7 @@ def max_cross_attention_key_differences(seq2seq: Seq2Seq) -> Float[Tensor, "deco
 
 
 def quiz_answer_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer"]]:
-    """Return the four answers of the quiz. `True` means that the decoder layer attends to the encoder layer."""
+    """Return the four quiz answers as tables. `True` means that a decoder layer attends to an encoder layer."""
     last_only, all_layers = torch.zeros(2, N_STACK_LAYERS, N_STACK_LAYERS, dtype=torch.bool)
     last_only[-1, -1] = True
     all_layers[:, -1] = True
@@ -57,7 +57,7 @@ def quiz_answer_wirings() -> dict[str, Bool[Tensor, "decoder_layer encoder_layer
 
 
 def print_cross_attention_wiring(seq2seq: Seq2Seq) -> None:
-    """Print the measured wiring and whether each of the four answers is correct."""
+    """Print the measured wiring, and whether each of the four quiz answers is correct."""
     differences = max_cross_attention_key_differences(seq2seq)
     print_table(["max|difference| of keys from", *(f"encoder layer {j}" for j in range(N_STACK_LAYERS))], [
         (f"decoder layer {i}", *row) for i, row in enumerate(differences.tolist())

@@ -30,7 +30,7 @@ def _renormalize(weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskingMethod:
-    """A method of hiding later tokens, given as functions that transform the scores and the weights."""
+    """A method of hiding later tokens, defined by functions that transform the scores and the weights."""
 
     name: str
     to_scores: Callable[[Tensor], Tensor] = lambda scores: scores
@@ -41,7 +41,7 @@ class MaskingMethod:
 
 
 class MethodLosses(NamedTuple):
-    """Losses of a model that was trained with a masking method."""
+    """The losses of a model that was trained with a masking method."""
 
     method_name: str
     training: float

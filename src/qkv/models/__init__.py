@@ -1,4 +1,4 @@
-"""Complete models: GPT, BERT, encoder–decoder Transformer and RNN, which take token ids and return logits."""
+"""Complete models: GPT, BERT, encoder–decoder Transformer and RNN."""
 
 from typing import assert_never
 
@@ -14,7 +14,7 @@ __all__ = ["BERT", "GPT", "Model", "RNNSeq2Seq", "RNNSource", "Seq2Seq", "build"
 
 
 def build(config: ModelConfig, *, seed: int = 0) -> Model:
-    """Returns a model with random weights for the given config.
+    """Build a model with random weights from a config.
 
     Inside `with torch.device("meta"):`, no memory is allocated.
     """

@@ -1,4 +1,4 @@
-"""BERT: encoder-only Transformer with heads for masked words, next sentences and classification."""
+"""BERT, an encoder-only Transformer with heads for masked words, next sentences and classification."""
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 
 class MaskedLMHead(nn.Module):
-    """Masked-language-modeling head: linear layer, activation, norm and unembedding."""
+    """Masked-language-modeling head, which consists of a linear layer, an activation, a norm and an unembedding."""
 
     def __init__(self, config: BERTConfig, tokens: TokenEmbedding) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class MaskedLMHead(nn.Module):
 class BERT(nn.Module):
     """Encoder-only Transformer.
 
-    `forward` returns the hidden states. Each head is a method that takes the hidden states. A head exists only if the
+    `forward` returns the hidden states, and each head is a method that takes them as input. A head exists only if the
     config enables it.
     """
 
@@ -64,7 +64,7 @@ class BERT(nn.Module):
         attention_mask: AttentionMask | None = None,
         documents: Ids | Varlen | None = None,
     ) -> Residual:
-        """Returns the hidden state of every position.
+        """Return the hidden state of every position.
 
         `segments` is 0 for sentence A (the default) and 1 for sentence B. `documents` separates packed texts that must
         not attend to each other: either document numbers, or a `Varlen` for a single row of any length.
@@ -94,7 +94,7 @@ class BERT(nn.Module):
         return self.last_hidden_state(self.final_norm(x))
 
     def pooled_output(self, hidden_states: Residual) -> Float[Tensor, "batch d_model"]:
-        """Returns the pooled [CLS] state, tanh(W·h) or ReLU(W·h) depending on the config.
+        """Return the pooled [CLS] state, which is tanh(W·h) or ReLU(W·h) depending on the config.
 
         [CLS] is expected at the first position, so sequences must be padded on the right.
         """
@@ -109,7 +109,7 @@ class BERT(nn.Module):
         return self.masked_lm(hidden_states)
 
     def next_sentence_logits(self, hidden_states: Residual) -> Float[Tensor, "batch 2"]:
-        """Returns two logits, as in the published models: 0 if B follows A, and 1 if B is a random sentence."""
+        """Return the next-sentence logits: index 0 if B follows A, and index 1 if B is a random sentence."""
         if self.next_sentence is None:
             raise ConfigError(_missing_head_message("next-sentence head", "next_sentence_head=True"))
         return self.next_sentence(self.pooled_output(hidden_states))

@@ -1,4 +1,4 @@
-"""GPT: decoder-only Transformer language model."""
+"""GPT, a decoder-only Transformer language model."""
 
 from torch import nn
 
@@ -33,7 +33,7 @@ class GPT(nn.Module):
         self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
         self.last_hidden_state = Tap()
         self.unembedding = build_unembedding(config, tokens)
-        # Each block writes to the residual stream twice: attention and feed-forward.
+        # Each block writes to the residual stream twice, once in attention and once in the feed-forward layer.
         init_weights(self, std=config.init_std, n_residual_writes=2 * config.n_layers, seed=seed)
 
     def forward(
@@ -44,7 +44,7 @@ class GPT(nn.Module):
         documents: Ids | None = None,
         cache: KVCache | None = None,
     ) -> Logits:
-        """Returns the logits of the next token at every position.
+        """Return the logits of the next token at every position.
 
         `attention_mask` is False at padding, which may be on either side. `documents` numbers packed texts that must
         not attend to each other.
@@ -60,10 +60,10 @@ class GPT(nn.Module):
         documents: Ids | None = None,
         cache: KVCache | None = None,
     ) -> Residual:
-        """Returns the residual stream after the last block and the final norm, the input of the unembedding."""
+        """Return the residual stream after the last block and the final norm, which is the input to the unembedding."""
         if cache is not None and not self.config.causal:
             raise ConfigError("a cache requires a causal model, but the config has causal=False")
-        # Checked before position_ids_reserving_cache, so that invalid input leaves the cache unchanged.
+        # These checks precede position_ids_reserving_cache so that invalid input leaves the cache unchanged.
         check_ids_shape_dtype_range(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
         positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, documents=documents, cache=cache)
@@ -88,7 +88,7 @@ class GPT(nn.Module):
         return self.last_hidden_state(self.final_norm(x))
 
     def new_cache(self, *, batch: int, capacity: int | None = None, growth_step: int | None = None) -> KVCache:
-        """Returns an empty cache for `capacity` tokens per row (default: the context length).
+        """Return an empty cache for `capacity` tokens per row (default: the context length).
 
         If `growth_step` is set, memory is allocated in steps of at least `growth_step` tokens per row.
         """

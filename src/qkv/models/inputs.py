@@ -1,4 +1,4 @@
-"""Position ids, masks and input checks shared by all Transformer models."""
+"""Create position ids and masks and check the inputs of all Transformer models."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ def position_ids_reserving_cache(
     documents: Ids | None = None,
     cache: KVCache | None = None,
 ) -> Positions:
-    """Returns the position of each token, and reserves slots for them if a cache is passed.
+    """Return the position of each token, and reserve cache slots for the tokens if a cache is passed.
 
-    Padding does not count as a position, each packed document starts at 0, and with a cache, positions continue after
-    the cached tokens.
+    Padding does not count as a position, and the positions of each packed document start at 0. With a cache, positions
+    continue after the cached tokens.
     """
     check_attention_mask(attention_mask, ids)
     check_matches_ids("documents", documents, ids)
@@ -34,7 +34,7 @@ def position_ids_reserving_cache(
 
 
 def _document_offsets(documents: Tensor, n_before: Tensor) -> Tensor:
-    """Returns, for each position, the number of tokens before the start of its document."""
+    """Return, for each position, the number of tokens that precede its document."""
     is_start = torch.ones_like(documents, dtype=torch.bool)
     is_start[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return (n_before * is_start).cummax(1).values
@@ -46,7 +46,7 @@ def check_matches_ids(name: str, tensor: Tensor | None, ids: Ids | Patches) -> N
 
 
 def check_attention_mask(attention_mask: Tensor | None, ids: Ids | Patches) -> None:
-    """Raises an error if the mask does not match the ids or is not boolean.
+    """Raise an error if the mask does not match the ids or is not boolean.
 
     A mask of 0s and 1s is rejected because it would be added to the scores.
     """
@@ -74,7 +74,7 @@ def build_mask(
     attention_mask: AttentionMask | None,
     documents: Ids | None = None,
 ) -> Mask | None:
-    """Returns the mask of a forward pass without a cache, or `None` if every key is visible."""
+    """Build the mask for a forward pass without a cache. Return `None` if every key is visible."""
     if not causal and sliding_window is None and attention_mask is None and documents is None:
         return None
     # With padding between tokens, a sliding window counts only real tokens, as it does with a cache.
@@ -97,13 +97,13 @@ def build_causal_mask(
     documents: Ids | None,
     cache: KVCache | None,
 ) -> Mask | None:
-    """Returns the causal mask of a forward pass, with or without a cache."""
+    """Build the causal mask for a forward pass with or without a cache."""
     n = positions.shape[1]
     if cache is None:
         return build_mask(
             positions, causal=True, sliding_window=sliding_window, attention_mask=attention_mask, documents=documents
         )
-    # Without padding, the key of every query was just written to the cache, so each query sees at least that key.
+    # Without padding, each query's own key has just been written to the cache, so every query sees at least one key.
     no_empty_rows = attention_mask is None
     if cache.is_ragged:
         return Mask(causal=True, sliding_window=sliding_window, query_positions=positions, no_empty_rows=no_empty_rows)
@@ -115,7 +115,7 @@ def build_causal_mask(
 
 
 def check_length(n: int, context_length: int, cache: KVCache | None = None) -> None:
-    """Raises `ContextLengthError` if `n` tokens plus the cached tokens exceed the context length."""
+    """Raise `ContextLengthError` if `n` tokens plus the cached tokens exceed the context length."""
     n_total = n if cache is None else cache.n_filled + n
     if n_total > context_length:
         raise ContextLengthError(f"the input has {n_total} tokens, but the model's context_length is {context_length}")

@@ -24,7 +24,7 @@ from qkv.tensors import Ids, Logits, SourceAttentionMask, SourceIds
 
 @dataclass(frozen=True, kw_only=True)
 class RNNSource:
-    """Encoder states to attend to, and the initial state of the decoder."""
+    """Encoder states for the decoder to attend to, with the decoder's initial state."""
 
     source: Source
     state: State
@@ -68,7 +68,7 @@ class RNNSeq2Seq(nn.Module):
     def forward(
         self, source_ids: SourceIds, ids: Ids, *, source_attention_mask: SourceAttentionMask | None = None
     ) -> Logits:
-        """Returns the logits at every target position, given the true target prefix (teacher forcing).
+        """Return the logits at every target position, given the true target prefix (teacher forcing).
 
         Targets must be padded on the right.
         """
@@ -76,7 +76,7 @@ class RNNSeq2Seq(nn.Module):
         return self.decode(ids, start.source, start.state)[0]
 
     def encode(self, source_ids: SourceIds, *, attention_mask: SourceAttentionMask | None = None) -> RNNSource:
-        """Run the encoder."""
+        """Encode source ids and return the encoder states with the decoder's initial state."""
         check_ids_shape_dtype_range(source_ids, self.config.source_vocab_size)
         check_length(source_ids.shape[1], self.config.context_length)
         check_attention_mask(attention_mask, source_ids)
@@ -87,7 +87,7 @@ class RNNSeq2Seq(nn.Module):
     def decode(
         self, ids: Ids, source: Source, state: State, *, cache: LayerSourceCache | None = None
     ) -> tuple[Logits, State]:
-        """Run the decoder from `state` over one or more ids per row, and return the logits and the new state.
+        """Decode one or more ids per row, starting from `state`, and return the logits and the new state.
 
         `cache` stores the attention keys of the source for later steps.
         """

@@ -33,7 +33,7 @@ from qkv.tensors import AttentionMask, Ids, Logits, Patches, Residual, SourceAtt
 
 
 class EncoderOrDecoder(nn.Module):
-    """Embedding, blocks and final norm of an encoder or decoder."""
+    """Encoder or decoder, which consists of an embedding, blocks and a final norm."""
 
     def __init__(self, config: Seq2SeqConfig, tokens: TokenEmbedding | PatchProjection, *, is_decoder: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class EncoderOrDecoder(nn.Module):
 
 
 class Seq2Seq(nn.Module):
-    """Encoder–decoder Transformer. Every decoder layer cross-attends to the output of the last encoder layer."""
+    """Encoder–decoder Transformer. Every decoder layer attends to the output of the last encoder layer."""
 
     def __init__(self, config: Seq2SeqConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Seq2Seq(nn.Module):
         source_attention_mask: SourceAttentionMask | None = None,
         attention_mask: AttentionMask | None = None,
     ) -> Logits:
-        """Returns the logits at every target position, given the true target prefix (teacher forcing)."""
+        """Return the logits at every target position, given the true target prefix (teacher forcing)."""
         encoded = self.encode(source, attention_mask=source_attention_mask)
         return self.decode(ids, encoded, attention_mask=attention_mask)
 
@@ -86,24 +86,24 @@ class Seq2Seq(nn.Module):
                 positions, causal=False, sliding_window=self.config.sliding_window, attention_mask=attention_mask
             ),
         )
-        # Cross-attention masks only padding: the sliding window does not apply between source and target.
+        # Cross-attention masks only padding because the sliding window does not apply between source and target.
         mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask)
         return Source(states=encoder.last_hidden_state(encoder.final_norm(x)), mask=mask)
 
     def decode(
         self, ids: Ids, source: Source, *, attention_mask: AttentionMask | None = None, cache: KVCache | None = None
     ) -> Logits:
-        """Returns the logits at every target position.
+        """Return the logits at every target position.
 
-        Several consecutive rows of ids may share one source, as the beams of a beam search do.
+        Several consecutive rows of ids may share one source, such as the beams in a beam search.
         """
         return self.unembedding(self.hidden_states(ids, source, attention_mask=attention_mask, cache=cache))
 
     def hidden_states(
         self, ids: Ids, source: Source, *, attention_mask: AttentionMask | None = None, cache: KVCache | None = None
     ) -> Residual:
-        """Returns the decoder states after the final norm, the input of the unembedding."""
-        # Checked before position_ids_reserving_cache, so that invalid input leaves the cache unchanged.
+        """Return the decoder states after the final norm, which are the input to the unembedding."""
+        # These checks precede position_ids_reserving_cache so that invalid input leaves the cache unchanged.
         check_ids_shape_dtype_range(ids, self.config.vocab_size)
         check_length(ids.shape[1], self.config.context_length, cache)
         check_rows_multiple_of_sources(ids, source)
@@ -128,9 +128,9 @@ class Seq2Seq(nn.Module):
         return decoder.last_hidden_state(decoder.final_norm(x))
 
     def new_cache(self, *, batch: int, capacity: int | None = None) -> KVCache:
-        """Returns an empty cache for one source batch.
+        """Return an empty cache for decoding with one batch of sources.
 
-        Its cross-attention keys and values are computed in the first decode step and then reused.
+        The cross-attention keys and values are computed in the first decode step and then reused.
         """
         return build_cache(
             self.config,

@@ -1,4 +1,4 @@
-"""Building blocks of the models: attention, masks, caches, positions, norms, feed-forward and recurrent layers."""
+"""Building blocks for models: attention, masks, caches, positions, norms, feed-forward and recurrent layers."""
 
 from qkv.nn.attention import Attention, HeadConfig, use_attention_kernel
 from qkv.nn.block import Block, Blocks, Source

@@ -20,15 +20,15 @@ from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
 from qkv.tensors import HeadOutputs, Residual
 
 MIN_TOKENS_FOR_FUSED_QKV = 1024
-"""Minimum number of tokens for a single matmul.
+"""Minimum number of tokens for computing queries, keys and values with a single matmul.
 
-With fewer tokens, concatenating the three matrices costs as much time as it saves.
+With fewer tokens, concatenating the three matrices takes as much time as it saves.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """Number and width of the attention heads, and how their outputs are combined."""
+    """Number and width of the attention heads, and the method for combining their outputs."""
 
     n_heads: int
     n_kv_heads: int
@@ -47,7 +47,7 @@ class HeadConfig:
 
     @classmethod
     def split(cls, d_model: int, n_heads: int) -> "HeadConfig":
-        """The usual layout: `n_heads` heads of width d_model / n_heads."""
+        """Create the usual layout of `n_heads` heads, each of width d_model / n_heads."""
         if n_heads < 1 or d_model % n_heads:
             raise ConfigError(f"d_model must be a multiple of n_heads, got d_model={d_model} and n_heads={n_heads}")
         width = d_model // n_heads
@@ -55,7 +55,7 @@ class HeadConfig:
 
     @property
     def d_combined(self) -> int:
-        """Width of the combined head outputs, before the output projection."""
+        """Width of the combined head outputs before the output projection."""
         return self.n_heads * self.d_value if self.combination is HeadCombination.SPLIT else self.d_value
 
 
@@ -87,7 +87,7 @@ class Attention(nn.Module):
             )
         self.d_model = d_model
         self.head_config = head_config
-        # Dot products of d_head independent terms have a standard deviation of √d_head. Dividing by √d_head prevents
+        # A dot product of d_head independent terms has a standard deviation of √d_head. Dividing by √d_head prevents
         # the softmax from saturating.
         self.scale = head_config.d_head**-0.5 if scale_scores else 1.0
         self.has_bias, self.dropout = bias, dropout
@@ -110,7 +110,7 @@ class Attention(nn.Module):
     ) -> Residual:
         """Attend from `x` to `source`, or to `x` itself if no source is passed.
 
-        Each row of the source may be shared by several consecutive rows of x (the beams of a beam search).
+        Several consecutive rows of `x` may share one row of the source (the beams in a beam search).
         """
         self._check_inputs(x, source)
         if source is None and self._should_fuse_qkv(x):
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         return self.out_proj(self._concat_or_pool_heads(head_outputs))
 
     def _should_fuse_qkv(self, x: Tensor) -> bool:
-        """Whether one matmul for queries, keys and values is faster than three and gives the same result.
+        """Return whether one matmul for queries, keys and values is faster than three and gives the same result.
 
         A replaced projection (for example a LoRA layer) or a hook on a projection requires separate matmuls.
         """
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         )
 
     def _project_fused_qkv(self, x: Tensor) -> list[Tensor]:
-        """Project to queries, keys and values with one matmul. Three small matmuls would not fill a GPU."""
+        """Compute queries, keys and values with one matmul because three small matmuls would not fill a GPU."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([projection.weight for projection in projections])
         widths = [projection.out_features for projection in projections]
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         position_info: PositionInfo | None,
         cache: LayerCache | LayerSourceCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values to attend to, including cached ones.
+        """Return the keys and values to attend to, including cached ones.
 
         `projected_key_value` holds the key and value projections if they were already computed together with the query.
         """
@@ -173,7 +173,7 @@ class Attention(nn.Module):
             key, value = projected_key_value or (self.k_proj(source), self.v_proj(source))
             keys = self._split_heads(key, self.head_config.n_kv_heads)
             values = self._split_heads(value, self.head_config.n_kv_heads)
-            # Keys are rotated before they are cached, because their absolute positions never change.
+            # Keys are rotated before they are cached because their absolute positions never change.
             return (keys if position_info is None else position_info.rotate(keys)), values
 
         match cache:
@@ -193,7 +193,7 @@ class Attention(nn.Module):
         return inputs.weighted_values(F.dropout(weights, dropout))
 
     def _split_heads(self, projected: Tensor, n_heads: int) -> Tensor:
-        """(batch, position, head · width) → (batch, head, position, width)."""
+        """Reshape (batch, position, head · width) to (batch, head, position, width)."""
         batch, n, _ = projected.shape
         return projected.view(batch, n, n_heads, -1).transpose(1, 2)
 
@@ -222,7 +222,7 @@ class Attention(nn.Module):
 
 
 def _fold_beams(queries: Tensor, beams_per_source: int) -> Tensor:
-    """Move the beams of a source into the query axis, so that they share its keys and values without a copy."""
+    """Move the beams of each source into the query axis so that they share its keys and values without a copy."""
     if beams_per_source == 1:
         return queries
     rows, n_heads, n, width = queries.shape
@@ -233,7 +233,7 @@ def _fold_beams(queries: Tensor, beams_per_source: int) -> Tensor:
 
 @contextmanager
 def use_attention_kernel(model: nn.Module, kernel: AttentionKernel) -> Iterator[None]:
-    """Context manager that makes every attention layer of the model use the given kernel."""
+    """Make every attention layer of the model use the given kernel inside the context."""
     previous = [(module, module.kernel) for module in model.modules() if isinstance(module, Attention)]
     for module, _ in previous:
         module.kernel = kernel

@@ -1,4 +1,4 @@
-"""Transformer blocks: attention and feed-forward sub-layers around the residual stream."""
+"""Transformer blocks, which consist of attention and feed-forward sub-layers around the residual stream."""
 
 from dataclasses import dataclass
 
@@ -21,19 +21,19 @@ from qkv.tensors import Positions, Residual
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Encoder output that a decoder cross-attends to, with its padding mask."""
+    """Encoder output for a decoder to attend to, with its padding mask."""
 
     states: Float[Tensor, "batch key d_model"]
     mask: Mask | None = None
 
     def reorder(self, rows: Int[Tensor, " row"]) -> "Source":
-        """Returns only the given rows, in the given order."""
+        """Return a source that contains only the given rows, in the given order."""
         attention_mask = None if self.mask is None else self.mask.key_padding_mask
         mask = None if attention_mask is None else Mask(key_padding_mask=attention_mask.index_select(0, rows))
         return Source(states=self.states.index_select(0, rows), mask=mask)
 
     def materialize_mask(self) -> "Source":
-        """Returns the source with a dense mask, so that the decoder layers do not each compute it."""
+        """Return the source with a dense mask so that the decoder layers do not have to compute it separately."""
         if self.mask is None:
             return self
         mask = self.mask.materialize_if_kernel_needs_it(1, self.states.shape[1], self.states.device)
@@ -41,7 +41,7 @@ class Source:
 
 
 class Block(nn.Module):
-    """Transformer block: attention, optional cross-attention, then feed-forward.
+    """Transformer block with attention, optional cross-attention and a feed-forward layer.
 
     The output of each sub-layer is added to the residual stream. With pre-norm, the sub-layer reads a normalized copy
     of the stream. With post-norm, the sum is normalized.
@@ -60,7 +60,7 @@ class Block(nn.Module):
         cross_attention: Attention | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """`norms` holds one norm per sub-layer, in the order in which the sub-layers run."""
+        """Create a block. `norms` contains one norm per sub-layer, in the order in which the sub-layers run."""
         super().__init__()
         self.norm_position = norm_position
         self.attention_norm, self.attention = norms[0], attention
@@ -106,7 +106,7 @@ class Block(nn.Module):
         return self.resid_post(self._add_to_residual(self.feed_forward_norm, x, self.feed_forward_out(out)))
 
     def _residual_and_sublayer_input(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the residual stream and the sub-layer's input (normalized with pre-norm)."""
+        """Return the residual stream and the input to the sub-layer, which pre-norm normalizes."""
         if self.norm_position is NormPosition.POST:
             return x, x
         can_fuse = (
@@ -136,7 +136,7 @@ class Blocks(nn.ModuleList):
         cache: KVCache | None = None,
         source: Source | None = None,
     ) -> Residual:
-        """`positions` are the position ids of x, from which `relative_positions` computes angles or biases."""
+        """Run all blocks on `x`. Rotary angles or position biases are computed from the position ids in `positions`."""
         if cache is not None and len(cache.layers) != len(self):
             raise KVCacheError(f"the cache has {len(cache.layers)} layers, but the model has {len(self)}")
         n_keys = x.shape[1] if cache is None else cache.n_filled
@@ -144,7 +144,7 @@ class Blocks(nn.ModuleList):
             mask = mask.materialize_if_kernel_needs_it(x.shape[1], n_keys, x.device)
         position_info = None
         if relative_positions is not None:
-            # Slot j of a cache holds the token at position j, so the cached keys have positions 0 … n_keys − 1.
+            # Slot j of a cache contains the token at position j, so the cached keys have positions 0 … n_keys − 1.
             key_positions = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
             position_info = relative_positions(positions, key_positions, x.dtype)
         source = None if source is None else source.materialize_mask()

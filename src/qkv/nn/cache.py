@@ -1,7 +1,7 @@
 """Key/value cache for incremental decoding.
 
-The cache is preallocated and filled from the left: slot j of a row holds that row's token at position j. Rows may have
-different lengths. Padding tokens are never written to the cache.
+The cache is preallocated and filled from the left, so slot j of a row contains the row's token at position j. Rows may
+have different lengths. Padding tokens are never written to the cache.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from qkv.tensors import AttentionMask, Keys, Positions, Values
 
 @dataclass(frozen=True)
 class NonPaddingTokenSlots:
-    """Destination slots for a batch with padding: token (rows[i], columns[i]) goes to slot slots[i] of its row."""
+    """Destination slots for a batch with padding. Token (rows[i], columns[i]) is written to slots[i] of its row."""
 
     rows: Int[Tensor, " token"]
     columns: Int[Tensor, " token"]
@@ -27,7 +27,7 @@ class NonPaddingTokenSlots:
 
 @dataclass(frozen=True)
 class RaggedAppendSlots:
-    """Destination slots for rows of different lengths without padding: each row is extended at its own end."""
+    """Destination slots for rows of different lengths without padding. Each row is extended at its own end."""
 
     slots: Int[Tensor, "batch 1 new 1"]
 
@@ -36,7 +36,7 @@ class RaggedAppendSlots:
 
 
 class LayerCache:
-    """Keys and values of one layer, with shape (batch, kv_head, capacity, width)."""
+    """Cached keys and values of one layer, with shape (batch, kv_head, capacity, width)."""
 
     def __init__(self, parent: "KVCache", layer: int) -> None:
         self._parent = parent
@@ -84,10 +84,10 @@ class LayerCache:
 
 
 class LayerSourceCache:
-    """Cross-attention keys and values of one layer, computed once per source and shared by all beams."""
+    """Cached cross-attention keys and values of one layer, computed once per source and shared by its beams."""
 
     def __init__(self, parent: "KVCache | None" = None) -> None:
-        # A weak reference, because a reference cycle would keep the cache in memory until the next garbage collection.
+        # A weak reference avoids a reference cycle, which would keep the cache alive until the next garbage collection.
         self._parent = None if parent is None else proxy(parent)
         self.keys_values: tuple[Keys, Values] | None = None
 
@@ -96,7 +96,7 @@ class LayerSourceCache:
         return None if self._parent is None else self._parent.positions
 
     def get_or_compute(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Keys, Values]:
-        """Returns the cached keys and values, calling `compute` the first time."""
+        """Return the cached keys and values. The first call computes them with `compute`."""
         if self.keys_values is None:
             self.keys_values = compute()
         return self.keys_values
@@ -109,7 +109,7 @@ class LayerSourceCache:
 
 
 class KVCache:
-    """Keys and values of all layers of a decoder.
+    """Key/value cache for all layers of a decoder.
 
     Models take the cache as an argument and do not store it.
     """
@@ -142,20 +142,20 @@ class KVCache:
         self.positions: Positions | None = None
         """Position ids of the tokens of the current forward pass."""
         self.slots: slice | RaggedAppendSlots | NonPaddingTokenSlots | None = None
-        """Slots that the layers write the tokens of the current forward pass to."""
+        """Slots to which the layers write the tokens of the current forward pass."""
         self._chunk = chunk
         n_allocated = capacity if chunk is None else min(chunk, capacity)
-        # One tensor for all layers, so a decode step can create its views with a single operation.
+        # A single tensor for all layers lets a decode step create all views with one operation.
         self.keys = like.new_zeros(n_layers, batch, key_shape[0], n_allocated, key_shape[1])
-        """Keys of all layers, (layer, batch, kv_head, slot, d_head)."""
+        """Keys of all layers, with shape (layer, batch, kv_head, slot, d_head)."""
         self.values = like.new_zeros(n_layers, batch, value_shape[0], n_allocated, value_shape[1])
-        """Values of all layers, (layer, batch, kv_head, slot, d_value)."""
+        """Values of all layers, with shape (layer, batch, kv_head, slot, d_value)."""
         self.sources = [LayerSourceCache(self) for _ in range(n_layers)]
         self._source_states: Tensor | None = None
 
     @property
     def layers(self) -> list[LayerCache]:
-        """One view per layer, created on demand, because storing them would create a reference cycle."""
+        """One view per layer. Views are created on demand because storing them would create a reference cycle."""
         return [LayerCache(self, layer) for layer in range(self.keys.shape[0])]
 
     @property
@@ -164,7 +164,7 @@ class KVCache:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes allocated for keys and values, including unfilled slots and cross-attention."""
+        """Number of bytes allocated for keys and values, including unfilled slots and cross-attention."""
         source_tensors = [tensor for source in self.sources if source.keys_values for tensor in source.keys_values]
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values, *source_tensors))
 
@@ -182,8 +182,8 @@ class KVCache:
             raise KVCacheError(f"the cache was created for batch={self.batch}, but the ids have batch={batch}")
         is_ragged = self.is_ragged or (attention_mask is not None and not bool(attention_mask.all()))
         n_added = n_new if attention_mask is None else attention_mask.sum(1)
-        # Reading the lengths would synchronize with the GPU. Without padding, every row grows by n_new, so reading them
-        # is not necessary.
+        # Reading the lengths would synchronize with the GPU. Without padding, this is not necessary because every row
+        # grows by n_new.
         if attention_mask is None or not is_ragged:
             n_needed = self.n_filled + n_new
         else:
@@ -199,11 +199,11 @@ class KVCache:
         return positions
 
     def _grow(self, n_needed: int) -> None:
-        """Allocate more slots, at least half of the current number, so that the total cost of copying stays linear."""
+        """Allocate more slots. The number grows by at least half so that the total cost of copying stays linear."""
         assert self._chunk is not None
         n_old = self.keys.shape[3]
         n_more = min(max(n_needed - n_old, self._chunk, n_old // 2), self.capacity - n_old)
-        # New slots must be zero: a mask does not hide NaN in uninitialized memory, because 0 · NaN is NaN.
+        # New slots must be zero. A mask would not hide NaN in uninitialized memory because 0 · NaN is NaN.
         self.keys, self.values = (
             torch.cat((cached, cached.new_zeros(*cached.shape[:3], n_more, cached.shape[4])), dim=3)
             for cached in (self.keys, self.values)
@@ -226,7 +226,7 @@ class KVCache:
         return positions
 
     def check_and_store_source(self, states: Float[Tensor, "source key d_model"]) -> None:
-        """Raises `KVCacheError` if `states` is not the source that the cross-attention cache was filled from.
+        """Raise `KVCacheError` if the cross-attention cache was filled from a source other than `states`.
 
         Stores `states` for the next check. Values are compared only on the CPU because a comparison on another device
         would synchronize with it.
@@ -255,7 +255,7 @@ class KVCache:
     def reorder(
         self, rows: Int[Tensor, " row"], *, sources: Int[Tensor, " source"] | None = None, common_prefix: int = 0
     ) -> None:
-        """Replace row i of the cache with row rows[i], as beam search requires. Rows may be repeated or dropped.
+        """Replace each row i of the cache with row rows[i] for beam search. Rows may be repeated or dropped.
 
         The beams of a source share its cross-attention cache, which is not reordered with them. `sources` selects the
         sources to keep (default: all). The caller guarantees that reordering does not change the first
@@ -270,7 +270,7 @@ class KVCache:
             self.keys = self.keys.index_select(1, rows)
             self.values = self.values.index_select(1, rows)
         elif common_prefix < self.n_filled:
-            # One layer at a time, so that the temporary copy is small.
+            # Copying one layer at a time keeps the temporary copy small.
             for layer in self.layers:
                 for cached in (layer.keys, layer.values):
                     cached[:, :, changed] = cached[:, :, changed].index_select(0, rows)

@@ -1,23 +1,23 @@
-"""Checks for passes compiled for inference on a GPU, where fused implementations may be used."""
+"""Check whether code is compiled for inference on a GPU and may use fused implementations."""
 
 import torch
 from torch import Tensor
 
 TILE = 128
-"""Rows and columns of an output tile of the kernel in `linear_gelu_kernel.py`."""
+"""Number of rows and columns per output tile in the kernel of `linear_gelu_kernel.py`."""
 
 
 def is_compiled_for_inference(x: Tensor) -> bool:
-    """Whether this code is compiled by torch.compile (not torch.export) for 16-bit inference on a GPU."""
+    """Return whether torch.compile (not torch.export) is compiling this code for 16-bit inference on a GPU."""
     is_16_bit_on_gpu = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
     return is_16_bit_on_gpu and torch.compiler.is_dynamo_compiling() and not torch.is_grad_enabled()
 
 
 def should_fuse_linear_gelu_for_inference(x: Tensor, weight: Tensor) -> bool:
-    """Whether the fused kernel supports these shapes and is faster than a matmul followed by GELU.
+    """Return whether the fused kernel supports these shapes and is faster than a matmul followed by GELU.
 
-    Its tile sizes are tuned for Hopper GPUs, and there must be at least one tile per multiprocessor. Rows of x and W
-    must start at multiples of 16 bytes.
+    The kernel's tile sizes are tuned for Hopper GPUs, and there must be at least one tile per multiprocessor. Rows of x
+    and W must start at multiples of 16 bytes.
     """
     n_out, n_in = weight.shape
     if not is_compiled_for_inference(x) or x.dtype != weight.dtype or n_out % TILE or n_in % 8:

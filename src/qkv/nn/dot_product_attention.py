@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, step by step and with PyTorch's fused kernel.
+"""Compute scaled dot-product attention, either step by step or with PyTorch's fused kernel.
 
 Implements eq. 1 of arXiv:1706.03762. The step-by-step implementation (`AttentionInputs.scores`, `masked_softmax`,
 `AttentionInputs.weighted_values`) is the specification, and the fused implementation must agree with it.
@@ -18,12 +18,12 @@ from qkv.nn.mask import Mask
 from qkv.tensors import AttentionWeights, HeadOutputs, Keys, Queries, QueryPositions, ScoreBias, Scores, Values
 
 MAX_SHORT_SEQLEN = 128
-"""Longest sequence that the short-sequence Triton kernel accepts, because it loads all keys as one block."""
+"""Maximum sequence length for the short-sequence Triton kernel, which loads all keys as one block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionInputs:
-    """Everything one attention operation needs: queries, keys, values, mask and bias."""
+    """Inputs of one attention operation: queries, keys, values, mask and bias."""
 
     queries: Queries
     keys: Keys
@@ -32,9 +32,9 @@ class AttentionInputs:
     mask: Mask | None = None
     bias: ScoreBias | None = None
     query_positions: Int[Tensor, "#text position"] | None = None
-    """Positions of the queries within their sequences; `None` means 0, 1, 2, …"""
+    """Positions of the queries within their sequences. `None` means 0, 1, 2, …"""
     beams_per_source: int = 1
-    """Number of batch rows that share each row of keys. Their queries are concatenated along the query axis."""
+    """Number of batch rows that share one row of keys. Their queries are concatenated along the query axis."""
 
     def __post_init__(self) -> None:
         if self.mask is not None:
@@ -43,7 +43,7 @@ class AttentionInputs:
             self.mask.check_shapes(batch=batch, n_heads=n_heads, n_queries=n_queries, n_keys=n_keys)
 
     def scores(self) -> Scores:
-        """Returns q·k·scale (+ bias), with −∞ at masked keys."""
+        """Compute the attention scores q·k·scale (+ bias), with −∞ at masked keys."""
         scores = self.queries @ self._repeat_kv_heads(self.keys).transpose(-2, -1) * self.scale
         if self.bias is not None:
             scores = scores + self.bias
@@ -56,11 +56,11 @@ class AttentionInputs:
         return masked_softmax(self.scores())
 
     def weighted_values(self, weights: AttentionWeights) -> HeadOutputs:
-        """Returns the sum of the values weighted by `weights`, for each head and query."""
+        """Compute the sum of the values, weighted by `weights`, for each head and query."""
         return weights.to(self.values.dtype) @ self._repeat_kv_heads(self.values)
 
     def select_queries(self, query_indices: Tensor) -> "AttentionInputs":
-        """Returns the inputs restricted to the given query indices of each sequence."""
+        """Return the inputs restricted to the given query indices of each sequence."""
         n = self.queries.shape[-2] // self.beams_per_source
         starts = torch.arange(0, self.beams_per_source * n, n, device=query_indices.device)
         positions = query_indices[None] if self.query_positions is None else self.query_positions[:, query_indices]
@@ -73,7 +73,7 @@ class AttentionInputs:
         return replace(self, queries=self.queries[:, :, folded], mask=mask, bias=bias, query_positions=positions)
 
     def broadcast_query_positions(self) -> QueryPositions:
-        """Returns the position of every query within its own sequence, expanded to (batch, query)."""
+        """Return the position of every query within its own sequence, expanded to (batch, query)."""
         n = self.queries.shape[-2] // self.beams_per_source
         positions = self.query_positions
         if positions is None:
@@ -84,7 +84,7 @@ class AttentionInputs:
     def unfold_beams(
         self, outputs: Float[Tensor, "batch head query width"]
     ) -> Float[Tensor, "text head position width"]:
-        """Undo the folding of beams into the query axis, so that each sequence is a batch row again."""
+        """Move the beams from the query axis back to the batch axis so that each sequence is a batch row again."""
         if self.beams_per_source == 1:
             return outputs
         batch, n_heads, n_all, width = outputs.shape
@@ -99,9 +99,9 @@ class AttentionInputs:
 
 
 def masked_softmax(scores: Scores) -> AttentionWeights:
-    """Softmax over the keys.
+    """Compute the softmax of the scores over the keys.
 
-    The result of a fully masked row is all zeros, whereas a plain softmax would return NaN.
+    Fully masked rows result in zeros, whereas a plain softmax would return NaN.
     """
     is_empty_row = (scores == float("-inf")).all(-1, keepdim=True)
     safe = scores.masked_fill(is_empty_row, 0.0)
@@ -116,8 +116,8 @@ def fused_attention(inputs: AttentionInputs, *, dropout: float = 0.0) -> HeadOut
     n_queries, n_keys = inputs.queries.shape[-2], inputs.keys.shape[-2]
     mask = inputs.mask
     is_causal = False
-    # An `if` instead of a boolean expression: with dynamic shapes, torch.compile turns the comparison into a
-    # symbolic value, which the kernel does not accept as `is_causal`.
+    # An `if` is used instead of a boolean expression because with dynamic shapes, torch.compile would turn the
+    # comparison into a symbolic value, which the kernel does not accept as `is_causal`.
     if mask is not None and mask.dense is None and mask.is_causal_only and n_queries == n_keys:
         is_causal = True
     if is_causal and inputs.bias is None:
@@ -128,7 +128,7 @@ def fused_attention(inputs: AttentionInputs, *, dropout: float = 0.0) -> HeadOut
         visible = mask.to_dense(n_queries, n_keys, inputs.queries.device)
         attn_mask = visible
         if not mask.no_empty_rows:
-            # Fully masked rows attend to everything here and are set to zero at the end, to avoid NaN gradients.
+            # To avoid NaN gradients, fully masked rows attend to everything here and are set to zero at the end.
             is_empty_row = ~visible.any(-1, keepdim=True)
             attn_mask = visible | is_empty_row
         if inputs.bias is not None:
@@ -153,7 +153,10 @@ def fused_attention(inputs: AttentionInputs, *, dropout: float = 0.0) -> HeadOut
 
 
 def _can_use_varlen_kernel(inputs: AttentionInputs) -> bool:
-    """Whether PyTorch's variable-length kernel supports these inputs: 16-bit, on a GPU, equal widths and no bias."""
+    """Return whether PyTorch's variable-length kernel supports these inputs.
+
+    The kernel requires 16-bit tensors of equal widths on a GPU, without a bias.
+    """
     mask, queries = inputs.mask, inputs.queries
     if mask is None or not queries.is_cuda or queries.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -170,7 +173,7 @@ def _varlen_attention(inputs: AttentionInputs) -> HeadOutputs:
     cu_seqlens, max_seqlen = varlen.cu_seqlens, varlen.max_seqlen
     can_be_short = max_seqlen <= MAX_SHORT_SEQLEN and queries.shape[-1] in (16, 32, 64, 128)
     if can_be_short and is_compiled_for_inference(queries):
-        # Imported here, because Triton is not available on machines without a GPU.
+        # Imported here because Triton is not available on machines without a GPU.
         from qkv.nn.varlen_kernel import short_varlen_attention
 
         return short_varlen_attention(queries, keys, values, cu_seqlens, max_seqlen).transpose(0, 1)[None]
@@ -189,7 +192,7 @@ def scaled_dot_product_attention(
     mask: Mask | None = None,
     kernel: AttentionKernel = AttentionKernel.FUSED,
 ) -> HeadOutputs:
-    """Returns softmax(QKᵀ/√d)V, without any learned projections."""
+    """Compute softmax(QKᵀ/√d)V without any learned projections."""
     if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
         raise ShapeError(
             f"queries and keys must have the same width, and keys and values the same length, got queries of width "

@@ -26,7 +26,7 @@ class TokenEmbedding(nn.Module):
 
 
 def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
-    """Raises an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
+    """Raise an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
 
     Values are checked only on the CPU. On a GPU, the check would synchronize with the device, and in compiled code, it
     would break the graph. Callers that use a GPU check the ids before copying them to the device.
@@ -45,7 +45,7 @@ def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
 
 
 def _find_id_outside_if_checkable(ids: Tensor, n: int) -> int | None:
-    """Returns an id that is not in 0 … n − 1, or `None` if there is none or if the values cannot be checked."""
+    """Return an id outside 0 … n − 1, or `None` if all ids are inside or their values cannot be checked."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     low, high = (int(end) for end in ids.aminmax())
@@ -105,16 +105,16 @@ class InputEmbedding(nn.Module):
 
 
 def _cast_to_autocast_if_compiled(x: Residual) -> Residual:
-    """Cast the residual stream to the autocast dtype if the model is compiled for a GPU. Norms still use float32.
+    """Cast the residual stream to the autocast dtype if the model is compiled for a GPU.
 
-    Reading and writing the residual stream in float32 would take twice as long.
+    Norms still use float32. Reading and writing the residual stream in float32 would take twice as long.
     """
     is_compiled = x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
     return x.to(torch.get_autocast_dtype("cuda")) if is_compiled else x
 
 
 class Unembedding(nn.Module):
-    """Linear layer from the residual stream to logits, x·Wᵀ (+ b), optionally tied to the token embedding.
+    """Linear layer x·Wᵀ (+ b) from the residual stream to logits, optionally tied to the token embedding.
 
     Lecture E writes xW_E, but W_E has shape V×d, so the product needs its transpose.
     """
@@ -133,7 +133,7 @@ class Unembedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model).normal_()) if tied_to is None else tied_to.weight
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.int8: Int8Linear | None = None
-        """Replaces the weights if the model runs in int8."""
+        """Layer that replaces the weights if the model runs in int8, otherwise `None`."""
         self.logits = Tap()
 
     def forward(self, x: Residual) -> Logits:

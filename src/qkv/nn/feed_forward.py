@@ -13,8 +13,11 @@ from qkv.tensors import Residual
 NORMAL_TAIL_COEFFICIENTS = (
     0.9999962, 1.151225, 0.45857096, 0.05380521, -0.0084041990, 8.957442e-4, -5.592328e-5, 1.4766356e-6,
 )  # fmt: skip
-"""Polynomial coefficients of −log₂ Φ(−a), constant term first: a minimax fit for 0 ≤ a ≤ 6.5 (of the relative error, or
-of an absolute error of 1e-5). Beyond 6.5 the polynomial keeps growing, so Φ(−a) still approaches 0."""
+"""Coefficients of a polynomial that approximates −log₂ Φ(−a), constant term first.
+
+The polynomial is a minimax fit for 0 ≤ a ≤ 6.5 (of the relative error, or of an absolute error of 1e-5). Beyond 6.5, it
+keeps growing, so Φ(−a) still approaches 0.
+"""
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -30,9 +33,9 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def erf_gelu_by_exp2(x: Tensor) -> Tensor:
-    """GELU computed as max(x, 0) − |x|·Φ(−|x|), with Φ as a power of 2.
+    """Compute GELU as max(x, 0) − |x|·Φ(−|x|), where Φ is evaluated as a power of 2.
 
-    The error is at most 5e-7, as for a float32 erf. On a GPU, evaluating erf takes longer than reading and writing the
+    The error is at most 5e-7, as with a float32 erf. On a GPU, evaluating erf takes longer than reading and writing the
     tensors.
     """
     a = x.float().abs()
@@ -74,7 +77,7 @@ class FeedForward(nn.Module):
         )
         if not (can_fuse and isinstance(gate_proj, nn.Linear) and is_compiling_cuda_bf16_autocast_training(x)):
             return activate(gate_proj(x), self.activation) * self.up_proj(x)
-        # One matmul for both projections reads x only once and computes its gradient with a single matmul.
+        # With one matmul for both projections, x is read only once and its gradient requires only one matmul.
         bias = torch.cat((gate_proj.bias, self.up_proj.bias)) if self.has_bias else None
         gate, up = F.linear(x, torch.cat((gate_proj.weight, self.up_proj.weight)), bias).chunk(2, dim=-1)
         return activate(gate, self.activation) * up
@@ -86,7 +89,7 @@ class FeedForward(nn.Module):
             if is_compiling_cuda_bf16_autocast_training(x):
                 return linear_fused_bias_gelu(x, up_proj.weight, up_proj.bias)
             if should_fuse_linear_gelu_for_inference(x, up_proj.weight):
-                # Imported here, because Triton is installed only with CUDA builds of PyTorch.
+                # Imported here because Triton is installed only with CUDA builds of PyTorch.
                 from qkv.nn.linear_gelu_kernel import fused_linear_gelu
 
                 return fused_linear_gelu(x, up_proj.weight, up_proj.bias)

@@ -11,7 +11,7 @@ from qkv.nn.norm import LayerNorm, RMSNorm
 
 
 def is_compiling_cuda_bf16_autocast_training(x: Tensor) -> bool:
-    """Whether this code is being compiled for training on a GPU with bfloat16 autocast."""
+    """Return whether this code is being compiled for training on a GPU with bfloat16 autocast."""
     return (
         x.is_cuda
         and torch.compiler.is_compiling()
@@ -22,14 +22,14 @@ def is_compiling_cuda_bf16_autocast_training(x: Tensor) -> bool:
 
 
 def linear_fused_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns GELU(x·Wᵀ + b). The GELU kernel also adds the bias and, in the backward pass, sums its gradient."""
+    """Compute GELU(x·Wᵀ + b). The GELU kernel also adds the bias and, in the backward pass, sums the bias gradient."""
     from qkv.nn.fused_autograd_kernels import biased_gelu_forward
 
     return biased_gelu_forward(F.linear(x, weight), bias)
 
 
 def fused_qkv_linear_bf16(x: Tensor, weight: Tensor, bias: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    """Returns x·Wᵀ + b split into queries, keys and values of the given widths.
+    """Compute x·Wᵀ + b and split it into queries, keys and values of the given widths.
 
     In the backward pass, one kernel concatenates the three gradients and sums them for the bias.
     """
@@ -37,7 +37,7 @@ def fused_qkv_linear_bf16(x: Tensor, weight: Tensor, bias: Tensor, widths: Seque
 
 
 def residual_and_bf16_norm_fused_backward(x: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    """Returns x and norm(x) in bfloat16.
+    """Return x and norm(x) in bfloat16.
 
     In the backward pass, one kernel computes the gradients of γ and β and adds the gradient through the norm to the
     gradient of the residual stream.

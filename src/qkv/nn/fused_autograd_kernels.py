@@ -1,4 +1,4 @@
-"""Triton kernels for training: bias + GELU with its gradients, and concatenation of the QKV gradients.
+"""Triton kernels for training, which compute biased GELU and its gradients and concatenate the QKV gradients.
 
 Each kernel reads its inputs once. The code that torch.compile generates reads every such gradient a second time to sum
 the bias gradient, and its erf takes longer than reading and writing the tensors.
@@ -15,11 +15,14 @@ from triton import language as tl
 from qkv.nn.feed_forward import NORMAL_TAIL_COEFFICIENTS
 
 ROWS, COLUMNS, WARPS = 16, 256, 4
-"""Tile that a program processes at a time, and its number of warps."""
+"""Size of the tile that a program processes at a time, and number of warps per program."""
 BACKWARD_ROWS, BACKWARD_COLUMNS = 4, 512
-"""Tile of the GELU backward kernel. It needs many registers per element, so a larger tile would reduce occupancy."""
+"""Tile size for the GELU backward kernel.
+
+The kernel needs many registers per element, so a larger tile would reduce occupancy.
+"""
 ROWS_PER_PROGRAM, COPIED_ROWS_PER_PROGRAM = 256, 128
-"""Rows that one program sums in the GELU backward kernel and in the concatenation kernel.
+"""Number of rows that one program sums in the GELU backward kernel and in the concatenation kernel.
 
 The partial sums are added up later in a fixed order, so the result is deterministic.
 """
@@ -28,7 +31,7 @@ C0, C1, C2, C3, C4, C5, C6, C7 = map(tl.constexpr, NORMAL_TAIL_COEFFICIENTS)
 
 @triton.jit
 def normal_tail(a):
-    """Returns Φ(−a) for a ≥ 0 as 2 to the power of a polynomial."""
+    """Compute Φ(−a) for a ≥ 0 as 2 to the power of a polynomial."""
     power = C7 * a + C6
     power = power * a + C5
     power = power * a + C4
@@ -60,7 +63,7 @@ def biased_gelu_backward_kernel(
     grad_output, x, bias, grad_x, partial_sums, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS_PER_PROGRAM: tl.constexpr,
 ):  # fmt: skip
-    """Compute grad_x = grad_output · GELU'(x + bias) and its column sums over the rows of this program."""
+    """Compute grad_x = grad_output · GELU'(x + bias), and its column sums over the rows of this program."""
     block = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < width
@@ -73,7 +76,7 @@ def biased_gelu_backward_kernel(
         values = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) + biases[None, :]
         upstream = tl.load(grad_output + offsets, mask=inside, other=0.0).to(tl.float32)
         tail = normal_tail(tl.abs(values))
-        # GELU'(x) = Φ(x) + x·φ(x); 0.7213… is log₂(e)/2 and 0.3989… is 1/√(2π).
+        # GELU'(x) = Φ(x) + x·φ(x). The constant 0.7213… is log₂(e)/2, and 0.3989… is 1/√(2π).
         slope = tl.where(values > 0, 1 - tail, tail) + values * 0.3989422804 * tl.exp2(-0.7213475204 * values * values)
         grad = upstream * slope
         tl.store(grad_x + offsets, grad.to(grad_x.dtype.element_ty), mask=inside)
@@ -86,7 +89,7 @@ def copy_and_sum_columns(
     source, destination, partial_sums, n_rows, n_columns, source_stride, destination_width, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr,
 ):  # fmt: skip
-    """Copy a matrix into columns of a wider one and compute its column sums over the rows of this program."""
+    """Copy a matrix into columns of a wider matrix and compute its column sums over the rows of this program."""
     block = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < n_columns
@@ -125,7 +128,7 @@ def concat_and_sum_columns_kernel(
 
 @torch.library.custom_op("qkv::biased_gelu_forward", mutates_args=())
 def biased_gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
-    """Returns GELU(x + bias) as a contiguous tensor."""
+    """Compute GELU(x + bias) as a contiguous tensor."""
     x, width = x.contiguous(), x.shape[-1]
     y, n_rows = torch.empty_like(x), x.numel() // width
     biased_gelu_kernel[(triton.cdiv(n_rows, ROWS), triton.cdiv(width, COLUMNS))](
@@ -141,7 +144,7 @@ def _fake_biased_gelu_forward(x: Tensor, bias: Tensor) -> Tensor:  # noqa: ARG00
 
 @torch.library.custom_op("qkv::biased_gelu_backward_partial_sums", mutates_args=())
 def biased_gelu_backward_partial_sums(grad_output: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of x and one row of partial sums of the bias gradient per program."""
+    """Compute the gradient of x, and one row of partial sums of the bias gradient per program."""
     grad_output, x, width = grad_output.contiguous(), x.contiguous(), x.shape[-1]
     grad_x, n_rows = torch.empty_like(x), x.numel() // width
     n_programs = triton.cdiv(n_rows, ROWS_PER_PROGRAM)
@@ -175,7 +178,7 @@ biased_gelu_forward.register_autograd(_biased_gelu_autograd, setup_context=_save
 
 @torch.library.custom_op("qkv::concat_with_partial_column_sums", mutates_args=())
 def concat_with_partial_column_sums(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns three matrices concatenated along their columns, and one row of partial column sums per program."""
+    """Concatenate three matrices along their columns, and compute one row of partial column sums per program."""
     parts = [part if part.stride(1) == 1 else part.contiguous() for part in (first, second, third)]
     n_rows, widths = len(first), [part.shape[1] for part in parts]
     joined = first.new_empty(n_rows, sum(widths))

@@ -1,4 +1,4 @@
-"""Allocation of weights in 2 MiB memory pages.
+"""Allocate weights in 2 MiB memory pages.
 
 Memory is usually mapped in pages of 4 KiB. A CPU that reads hundreds of megabytes of weights per token spends most of
 its time on address translation. Linux provides larger pages on request. On other systems, and for small tensors, a
@@ -16,7 +16,7 @@ HAS_MADVISE_HUGEPAGE = hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def contiguous_in_huge_pages(tensor: Tensor) -> Tensor:
-    """Like `tensor.contiguous()`, but copies large CPU tensors into huge pages."""
+    """Return a contiguous tensor like `tensor.contiguous()`, but copy large CPU tensors into huge pages."""
     if tensor.nbytes < HUGE_PAGE_BYTES or not HAS_MADVISE_HUGEPAGE or tensor.device.type != "cpu":
         return tensor.contiguous()
     n_bytes = -(-tensor.nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

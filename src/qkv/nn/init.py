@@ -1,4 +1,4 @@
-"""Random weight initialization, determined entirely by the seed."""
+"""Initialize weights with random values that depend only on the seed."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ _INITIALIZED_MODULES = (nn.Linear, nn.Embedding, TokenEmbedding, PatchProjection
 def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed: int = 0) -> None:
     """Initialize matrices from a normal distribution with standard deviation `std`, and biases to 0.
 
-    Projections that write to the residual stream use std / √n_residual_writes, so that the magnitude of the stream does
+    Projections that write to the residual stream use std / √n_residual_writes so that the magnitude of the stream does
     not grow with depth (GPT-2). Norms keep their initial weight of 1. A model on the meta device is left unchanged.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -36,6 +36,6 @@ def _zero_bias_or_draw_normal(name: str, parameter: nn.Parameter, std: float, ge
         if name.startswith("bias"):
             parameter.zero_()
         else:
-            # Drawn on the CPU and then copied, so that the weights do not depend on the device.
+            # The values are drawn on the CPU and then copied so that the weights do not depend on the device.
             values = torch.empty(parameter.shape, dtype=parameter.dtype).normal_(std=std, generator=generator)
             parameter.copy_(values)

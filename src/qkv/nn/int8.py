@@ -1,9 +1,9 @@
-"""Linear layer computed in 8-bit integers.
+"""Linear layer that computes with 8-bit integers.
 
-Weights are quantized once, and activations at every call, with FBGEMM on x86. FBGEMM quantizes a whole activation
-tensor with a single scale and 7 bits (with 8, CPUs without VNNI would saturate), so one large row would leave no
-precision for the others. Each row is therefore divided by its maximum first. The result of a row still depends
-slightly on the other rows.
+Weights are quantized once, and activations are quantized at every call with FBGEMM on x86. FBGEMM quantizes an entire
+activation tensor with a single scale and 7 bits (with 8 bits, CPUs without VNNI would saturate), so a row with large
+values would leave no precision for the other rows. Each row is therefore divided by its maximum first. The result for
+a row still depends slightly on the other rows.
 """
 
 import warnings
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qkv.errors import InputError
 
 MIN_ROW_MAX = 1e-30
-"""Lower bound on the maximum of a row, which avoids a division by zero for rows of zeros."""
+"""Lower bound for the maximum of a row, which prevents a division by zero in rows of zeros."""
 
 
 class Int8Linear(nn.Module):
@@ -33,7 +33,7 @@ class Int8Linear(nn.Module):
         safe_scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros has scale 0
         zero_points = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings():
-            # PyTorch has deprecated quantized tensors, but FBGEMM accepts weights in no other form.
+            # PyTorch has deprecated quantized tensors, but FBGEMM does not accept weights in any other form.
             warnings.filterwarnings("ignore", message=".*quantized tensor creation functions", category=UserWarning)
             weight = torch._make_per_channel_quantized_tensor(int_weight, safe_scale, zero_points, 0)  # noqa: SLF001
         self._packed = torch.ops.quantized.linear_prepack(weight, None)
@@ -41,7 +41,7 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def concatenate(cls, layers: "Sequence[Int8Linear]", output_scales: Sequence[float]) -> "Int8Linear":
-        """Returns one layer that concatenates the outputs of `layers`, each multiplied by its scale."""
+        """Return a single layer that concatenates the outputs of `layers`, each multiplied by its scale."""
         weights = [torch.ops.quantized.linear_unpack(layer._packed)[0] for layer in layers]  # noqa: SLF001 - same class
         biases = [
             layer.bias * scale for layer, scale in zip(layers, output_scales, strict=True) if layer.bias is not None
@@ -65,7 +65,7 @@ class Int8Linear(nn.Module):
     def matmul_without_row_scale_or_bias(
         self, x: Float[Tensor, "*rows in"]
     ) -> tuple[Float[Tensor, "*rows out"], Float[Tensor, "*rows 1"] | None]:
-        """Returns x·Wᵀ without row scales and bias, and the scale of each row (`None` if no scaling is needed)."""
+        """Return x·Wᵀ without row scales and bias, and the row scales (`None` if no scaling is needed)."""
         matmul = torch.ops.quantized.linear_dynamic.default
         if x.numel() == x.shape[-1]:
             return matmul(x.contiguous(), self._packed, True), None
@@ -74,7 +74,7 @@ class Int8Linear(nn.Module):
 
 
 def check_int8_supported() -> None:
-    """Raises `InputError` if this build of PyTorch has no FBGEMM int8 matmul."""
+    """Raise `InputError` if this build of PyTorch has no FBGEMM int8 matmul."""
     engine = torch.backends.quantized.engine
     if engine not in ("x86", "fbgemm"):
         raise InputError(

@@ -16,10 +16,12 @@ from qkv.nn.compile_checks import TILE
 from qkv.nn.fused_autograd_kernels import gelu
 
 DEPTH, WARPS, STAGES, GROUP = 64, 4, 3, 8
-"""Fastest of 15 configurations measured on an H200. GROUP rows of tiles are processed together to reuse tiles of W from
-the cache."""
+"""Kernel settings that were the fastest of 15 configurations measured on an H200.
+
+GROUP rows of tiles are processed together to reuse tiles of W from the cache.
+"""
 PROGRAMS_PER_SM = 2
-"""Persistent programs per streaming multiprocessor."""
+"""Number of persistent programs per streaming multiprocessor."""
 
 
 @triton.jit
@@ -37,7 +39,7 @@ def linear_gelu_kernel(
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for k in range(0, n_in, DEPTH):
             total = tl.dot(x.load([row, k]), weight.load([column, k]).T, total)
-        # The two halves of the tile are stored one after the other, because this needs fewer registers.
+        # The two halves of the tile are stored one after the other because this needs fewer registers.
         first, second = tl.split(tl.permute(tl.reshape(total, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
         columns = column + tl.arange(0, COLUMNS // 2)
         first += tl.load(bias + columns).to(tl.float32)[None, :]
@@ -48,7 +50,7 @@ def linear_gelu_kernel(
 
 @torch.library.custom_op("qkv::fused_linear_gelu", mutates_args=())
 def fused_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns GELU(x·Wᵀ + b) for inputs that satisfy `compile_checks.should_fuse_linear_gelu_for_inference`."""
+    """Compute GELU(x·Wᵀ + b) for inputs that satisfy `compile_checks.should_fuse_linear_gelu_for_inference`."""
     n_out, n_in = weight.shape
     rows = _align_for_tma(x.reshape(-1, n_in))
     hidden = rows.new_empty(len(rows), n_out)
@@ -72,6 +74,6 @@ def multiprocessor_count(device: torch.device) -> int:
 
 
 def _align_for_tma(tensor: Tensor) -> Tensor:
-    """Returns a contiguous tensor that starts at a multiple of 16 bytes, as TMA requires."""
+    """Return a contiguous tensor whose address is a multiple of 16 bytes, as required by TMA."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

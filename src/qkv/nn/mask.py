@@ -1,4 +1,4 @@
-"""Attention masks as rules: causal, sliding window, padding and packed documents."""
+"""Attention masks, represented as rules for causality, sliding windows, padding and packed documents."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,18 +16,18 @@ from qkv.tensors import DenseMask, KeyPositions, Positions, QueryPositions
 class Mask:
     """Rule that determines which keys each query may attend to.
 
-    If `None` is passed instead of a mask, every key is visible.
+    A query may attend to a key only if every part of the rule allows it. In mask tensors, True always means "may
+    attend". If `None` is passed instead of a mask, every key is visible.
 
-    The mask stays a rule until a kernel needs a dense tensor, so that attention can choose the cheapest kernel.
-    A query may attend to a key only if every part of the rule allows it. True always means "may attend".
+    The mask stays a rule until a kernel needs a dense tensor so that attention can choose the cheapest kernel.
     """
 
     causal: bool = False
-    """A query attends to keys at its own position and before it."""
+    """Whether a query attends only to keys at or before its own position."""
     sliding_window: int | None = None
-    """A query attends only to keys that are fewer than this many positions away."""
+    """Size of the sliding window. A query attends only to keys that are fewer than this many positions away."""
     key_padding_mask: Bool[Tensor, "batch key"] | None = None
-    """`False` marks padding keys, which are never attended to."""
+    """Mask that is `False` at padding keys, which are never attended to."""
     documents: Int[Tensor, "batch position"] | None = None
     """Document number of each position. A query attends only to keys of its own document (self-attention without
     a cache)."""
@@ -37,13 +37,13 @@ class Mask:
     GPU kernels need no dense mask for this layout.
     """
     query_positions: QueryPositions | None = None
-    """Positions of the queries; `None` means 0, 1, 2, …"""
+    """Positions of the queries. `None` means 0, 1, 2, …"""
     key_positions: KeyPositions | None = None
-    """Positions of the keys; `None` means 0, 1, 2, …"""
+    """Positions of the keys. `None` means 0, 1, 2, …"""
     no_empty_rows: bool = False
-    """The caller guarantees that every query may attend to at least the key at its own position."""
+    """Whether the caller guarantees that every query may attend to at least the key at its own position."""
     dense: DenseMask | None = None
-    """Boolean tensor of the rule, computed once for all layers by `materialize_if_kernel_needs_it`."""
+    """Rule as a boolean tensor, computed once for all layers by `materialize_if_kernel_needs_it`."""
 
     def __post_init__(self) -> None:
         if self.sliding_window is not None and self.sliding_window < 1:
@@ -55,7 +55,7 @@ class Mask:
 
     @property
     def is_causal_only(self) -> bool:
-        """Whether causality is the only rule, so that a kernel can apply it without a dense mask."""
+        """Whether causality is the only rule, in which case a kernel can apply it without a dense mask."""
         return (
             self.causal
             and self.sliding_window is None
@@ -73,9 +73,9 @@ class Mask:
         return self.varlen is not None and not self.causal and all(other is None for other in others)
 
     def materialize_if_kernel_needs_it(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
-        """Returns the mask with `dense` computed, unless a kernel can apply the rule directly.
+        """Return the mask with `dense` computed unless a kernel can apply the rule directly.
 
-        A square causal mask and, on a GPU, a packed row are left as rules.
+        Kernels can directly apply the rules for a square causal mask and, on a GPU, for a packed row.
         """
         if self.dense is not None or (self.is_causal_only and n_queries == n_keys):
             return self
@@ -84,7 +84,7 @@ class Mask:
         return replace(self, dense=self.to_dense(n_queries, n_keys, device))
 
     def to_dense(self, n_queries: int, n_keys: int, device: torch.device) -> DenseMask:
-        """Returns the mask as a boolean tensor of shape (batch or 1, 1, n_queries or 1, n_keys)."""
+        """Return the mask as a boolean tensor of shape (batch or 1, 1, n_queries or 1, n_keys)."""
         if self.dense is not None:
             return self.dense
         self._check_lengths(n_queries, n_keys)
@@ -108,7 +108,7 @@ class Mask:
         return visible
 
     def check_shapes(self, *, batch: int, n_heads: int, n_queries: int, n_keys: int) -> None:
-        """Raises `ShapeError` if the mask does not fit scores of shape (batch, n_heads, n_queries, n_keys)."""
+        """Raise `ShapeError` if the mask does not fit scores of shape (batch, n_heads, n_queries, n_keys)."""
         if self.dense is not None:
             expected = (batch, n_heads, n_queries, n_keys)
             fits = all(size in (1, wanted) for size, wanted in zip(self.dense.shape, expected, strict=True))

@@ -1,8 +1,8 @@
 """Compute a tensor once under torch.compile instead of in every kernel that reads it.
 
-torch.compile inlines elementwise operations into each kernel that uses their result. For sine and cosine of rotary
-angles, which all rows, heads and layers share, this would recompute them for every element of every query and key, in
-the forward and the backward pass.
+torch.compile inlines elementwise operations into each kernel that uses their result. All rows, heads and layers share
+the sines and cosines of the rotary angles, but inlining would recompute them for every element of every query and key,
+in both the forward and the backward pass.
 """
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def materialize_under_compile(table: Tensor) -> Tensor:
-    """Returns the table unchanged and, under torch.compile, written to memory first.
+    """Return the table unchanged. Under torch.compile, the table is first written to memory.
 
     No gradient flows through the table.
     """
-    # This does not apply to torch.export, for which is_compiling() is also true, because an exported program must use
-    # only the operators of PyTorch itself.
+    # torch.export, for which is_compiling() is also true, is excluded because an exported program must use only
+    # PyTorch's own operators.
     return opaque_clone(table) if torch.compiler.is_dynamo_compiling() else table
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm."""
+"""The normalization layers LayerNorm and RMSNorm."""
 
 import torch
 from torch import nn

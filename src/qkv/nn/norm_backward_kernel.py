@@ -11,12 +11,14 @@ from torch import Tensor
 from triton import language as tl
 
 ROWS = 2
-"""Rows that a program processes at a time."""
+"""Number of rows that a program processes at a time."""
 VALUES_PER_WARP = 256
-"""Values of a row per warp, so that each thread loads 16 bytes."""
+"""Number of values per row and warp. With this number, each thread loads 16 bytes."""
 ROWS_PER_PROGRAM = 64
-"""Rows whose parameter gradients one program sums. The partial sums are added later in a fixed order, so the result
-is deterministic."""
+"""Number of rows whose parameter gradients one program sums.
+
+The partial sums are added later in a fixed order, so the result is deterministic.
+"""
 
 
 @triton.jit
@@ -41,7 +43,7 @@ def norm_residual_backward_kernel(
             values -= tl.load(mean + rows, mask=rows < n_rows, other=0.0)[:, None]
         normed = tl.where(inside, values * row_scale, 0.0)
         scaled_grad = grad * gamma
-        # The norm removes the components along the normed vector and (LayerNorm) along the mean direction.
+        # The norm removes the gradient components along the normed vector and, for LayerNorm, along the mean direction.
         removed = normed * (tl.sum(scaled_grad * normed, 1) / width)[:, None]
         if IS_CENTERED:
             removed += (tl.sum(scaled_grad, 1) / width)[:, None]
@@ -60,7 +62,7 @@ def norm_residual_backward_kernel(
 def norm_residual_backward_partial_sums(
     grad_normed: Tensor, grad_residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor | None, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of x and one row of partial sums per program for γ (and for β if `mean` is passed)."""
+    """Compute the gradient of x, and one row of partial sums per program for γ (and for β if `mean` is passed)."""
     grad_normed, grad_residual, x = grad_normed.contiguous(), grad_residual.contiguous(), x.contiguous()
     width = x.shape[-1]
     grad_x, n_rows = torch.empty_like(x), x.numel() // width

@@ -1,4 +1,4 @@
-"""Image patches as a source sequence."""
+"""Split images into patches and embed the patches as a source sequence."""
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from qkv.tensors import Patches, Residual
 class PatchProjection(nn.Module):
     """Linear embedding of image patches.
 
-    A token embedding is the same product, with a one-hot vector in place of the patch.
+    A token embedding is the same matrix product with a one-hot vector in place of the patch.
     """
 
     def __init__(self, d_patch: int, d_model: int) -> None:
@@ -38,7 +38,7 @@ def split_into_patches(images: Float[Tensor, "image row column channel"], patch_
 
 
 def check_patches_shape_and_dtype(patches: Tensor, d_patch: int) -> None:
-    """Raises an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
+    """Raise an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
     if patches.ndim != 3 or patches.shape[2] != d_patch or patches.numel() == 0:
         shape = tuple(patches.shape)
         raise ShapeError(f"patches must have shape (batch, source, d_patch={d_patch}) and not be empty, got {shape}")

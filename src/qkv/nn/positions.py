@@ -1,4 +1,4 @@
-"""Absolute position embeddings: learned, sinusoidal, or concatenated and projected."""
+"""Absolute position embeddings, which are learned, sinusoidal, or sinusoidal with concatenation and projection."""
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ def sinusoidal_encoding(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "#batch position d_model"]:
-    """Returns the sine and cosine of position · 10000^(−2i/d) for each position (arXiv:1706.03762, section 3.5)."""
+    """Compute the sine and cosine of position · 10000^(−2i/d) for each position (arXiv:1706.03762, section 3.5)."""
     if d_model % 2:
         raise ConfigError(f"sinusoidal positions require an even d_model, got d_model={d_model}")
     first = 1 if style is SinusoidStyle.INTERLEAVED_FROM_ONE else 0
@@ -45,7 +45,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, tokens: Residual, positions: Positions) -> Residual:
         n = self.table.num_embeddings - self.offset
-        # Values are checked only on the CPU, because reading them would synchronize with a GPU. The models check the
+        # Values are checked only on the CPU because reading them would synchronize with a GPU. The models check the
         # length before they call this layer.
         can_check = positions.device.type == "cpu" and not torch.compiler.is_compiling()
         if can_check and (n_needed := int(positions.max()) + 1) > n:
@@ -67,7 +67,8 @@ class SinusoidalPositions(nn.Module):
 class ConcatenatedSinusoidalPositions(nn.Module):
     """Sinusoidal embeddings concatenated with the token embeddings and projected back to d_model.
 
-    [token; sinusoid]·W with W of shape 2d×d is more general than adding them and costs 2d² parameters (lecture E).
+    The projection [token; sinusoid]·W with W of shape 2d×d is more general than adding token embeddings and sinusoids,
+    and costs 2d² parameters (lecture E).
     """
 
     def __init__(self, d_model: int, *, style: SinusoidStyle = SinusoidStyle.INTERLEAVED) -> None:

@@ -31,7 +31,7 @@ def build_recurrence(
         n_layers,
         batch_first=True,
         bidirectional=bidirectional,
-        # PyTorch warns about dropout with a single layer, because it applies dropout only between layers.
+        # PyTorch warns about dropout with a single layer because it applies dropout only between layers.
         dropout=dropout if n_layers > 1 else 0.0,
     )
 
@@ -39,7 +39,7 @@ def build_recurrence(
 def run_recurrence_in_weight_dtype(recurrence: nn.GRU | nn.LSTM, x: Any, state: State | None = None) -> Any:  # noqa: ANN401 - packed or not
     """Run a GRU or LSTM in the precision of its weights, even under autocast.
 
-    On a GPU, autocast runs recurrences in float16 regardless of its dtype, and small gradients underflow to 0.
+    On a GPU, autocast runs recurrences in float16 regardless of the autocast dtype, so small gradients underflow to 0.
     """
     weight = next(recurrence.parameters())
     device = weight.device.type
@@ -81,7 +81,7 @@ _WITHOUT_CUDNN_TF32 = _WithoutCudnnTF32()
 
 
 class EncoderOutput(NamedTuple):
-    """Encoder states, and the initial state of the decoder."""
+    """Encoder states, with the decoder's initial state."""
 
     states: Residual
     initial_decoder_state: State
@@ -90,7 +90,7 @@ class EncoderOutput(NamedTuple):
 class BidirectionalRecurrentEncoder(nn.Module):
     """Bidirectional recurrent encoder. Each output state concatenates the states of both directions.
 
-    The encoder also computes the initial decoder state, tanh(W·[forward; backward]), from the last state of each
+    The encoder also computes the decoder's initial state, tanh(W·[forward; backward]), from the last state in each
     direction. Padding tokens are skipped.
     """
 
@@ -106,7 +106,7 @@ class BidirectionalRecurrentEncoder(nn.Module):
         self.states = Tap()
 
     def forward(self, x: Residual, attention_mask: AttentionMask | None = None) -> EncoderOutput:
-        """Returns the encoder states and the initial state of the decoder."""
+        """Return the encoder states and the decoder's initial state."""
         if attention_mask is None:
             states, last = run_recurrence_in_weight_dtype(self.recurrence, x)
         else:
@@ -137,8 +137,8 @@ def _align_left(x: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
 class StateAttention(nn.Module):
     """Attention from decoder states to encoder states, which serve as values without a projection (lecture C).
 
-    Scores: dot q·k, general q·Wk (arXiv:1508.04025), additive v·tanh(Wq + Uk) (arXiv:1409.0473).
-    Taps as in `Attention`: `scores`, `weights` and `head_outputs`, with a single head.
+    The score functions are dot q·k, general q·Wk (arXiv:1508.04025) and additive v·tanh(Wq + Uk) (arXiv:1409.0473).
+    The taps `scores`, `weights` and `head_outputs` match those of `Attention`, with a single head.
     """
 
     def __init__(self, d_model: int, *, kind: RNNAttentionScore) -> None:
@@ -160,7 +160,7 @@ class StateAttention(nn.Module):
         mask: Mask | None = None,
         cache: LayerSourceCache | None = None,
     ) -> Residual:
-        """Attend from `queries` to `encoder_states`. With a cache, the keys are computed only in the first step."""
+        """Attend from `queries` to `encoder_states`. A cache avoids computing the keys again after the first step."""
         # Beams of the same source are folded into the query axis, as in `Attention`.
         beams_per_source = queries.shape[0] // encoder_states.shape[0]
         folded = queries.reshape(encoder_states.shape[0], beams_per_source * queries.shape[1], -1)
@@ -177,7 +177,7 @@ class StateAttention(nn.Module):
         return outputs[:, 0].reshape(queries.shape)
 
     def _keys_values(self, states: Tensor) -> tuple[Keys, Values]:
-        """Returns the keys and values of the single head. The values are the states themselves."""
+        """Return the keys and values for the single head. The values are the states themselves."""
         keys = states if self.kind is RNNAttentionScore.DOT else self.k_proj(states)
         return keys[:, None], states[:, None]
 
@@ -191,7 +191,7 @@ class StateAttention(nn.Module):
 class AttentiveDecoder(nn.Module):
     """Recurrent decoder whose states attend to the encoder states.
 
-    The output is tanh(W·[context; state]), eq. 5 of arXiv:1508.04025. Attention does not feed back into the
+    The output is tanh(W·[context; state]) (eq. 5 of arXiv:1508.04025). Attention does not feed back into the
     recurrence, so all target states of a training batch attend in parallel.
     """
 
@@ -215,7 +215,7 @@ class AttentiveDecoder(nn.Module):
         mask: Mask | None = None,
         cache: LayerSourceCache | None = None,
     ) -> tuple[Residual, State]:
-        """Returns the decoder outputs and the state after the last position."""
+        """Return the decoder outputs, and the recurrent state after the last position."""
         states, last = run_recurrence_in_weight_dtype(self.recurrence, x, state)
         states = self.states(states)
         if self.attention is not None and self.combine is not None:

@@ -1,4 +1,4 @@
-"""Position information inside attention: rotary embeddings, ALiBi and T5's relative position bias."""
+"""Relative position information for attention: rotary embeddings, ALiBi and T5's relative position bias."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from qkv.tensors import KeyPositions, QueryPositions, ScoreBias
 
 @dataclass(frozen=True, kw_only=True)
 class PositionInfo:
-    """Rotary angles and score bias of a forward pass, computed once and used by every attention layer."""
+    """Rotary angles and score bias for a forward pass, computed once and used by every attention layer."""
 
     rotation: tuple[Float[Tensor, "#batch 1 position d_head"], Float[Tensor, "#batch 1 position d_head"]] | None = None
-    """Cosine and sine of the angles of the new tokens."""
+    """Cosines and sines of the new tokens' rotary angles."""
     bias: ScoreBias | None = None
-    """Bias that is added to the attention scores."""
+    """Bias to add to the attention scores."""
 
     def rotate(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
         """Apply the rotary embedding to queries or keys."""
@@ -32,7 +32,7 @@ class PositionInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScalingRule:
-    """Scaling of rotary frequencies for longer contexts.
+    """Rule for scaling rotary frequencies to support longer contexts.
 
     Linear scaling divides all frequencies by `factor`. If `original_context_length` is set, Llama 3.1's rule divides
     only the low frequencies.
@@ -42,8 +42,11 @@ class RopeScalingRule:
     original_context_length: int | None = None
     low: float = 1.0
     high: float = 4.0
-    """Limits in full rotations per original context: frequencies with fewer than `low` are divided by `factor`, those
-    with more than `high` are unchanged, and those between are interpolated."""
+    """Limits for scaling frequencies, in full rotations per original context.
+
+    Frequencies with fewer rotations than `low` are divided by `factor`, and those with more rotations than `high` are
+    unchanged. The scaling is interpolated between the two limits.
+    """
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         if self.original_context_length is None:
@@ -56,8 +59,8 @@ class RopeScalingRule:
 class RotaryEmbedding(nn.Module):
     """Rotary position embeddings (arXiv:2104.09864).
 
-    Dimensions i and i + d_head/2 of a query or key are rotated by position · theta^(−2i/d_head), which is the layout
-    of Llama's published weights.
+    Dimensions i and i + d_head/2 of a query or key are rotated by position · theta^(−2i/d_head). Llama's published
+    weights use the same layout.
     """
 
     def __init__(self, d_head: int, *, theta: float = 10000.0, scaling: RopeScalingRule | None = None) -> None:
@@ -74,7 +77,7 @@ class RotaryEmbedding(nn.Module):
         key_positions: KeyPositions,  # noqa: ARG002
         dtype: torch.dtype = torch.float32,
     ) -> PositionInfo:
-        # The frequencies are recomputed in every pass instead of stored in a buffer: a buffer would be cast together
+        # The frequencies are recomputed in every pass instead of stored in a buffer. A buffer would be cast together
         # with the weights, and multiplying a bfloat16 frequency by a large position results in a wrong angle.
         precise_dtype = torch.promote_types(dtype, torch.float32)
         device = query_positions.device
@@ -88,7 +91,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class ALiBi(nn.Module):
-    """Attention with linear biases: a penalty that grows with distance, with one slope per head (arXiv:2108.12409)."""
+    """Attention with linear biases, a penalty that grows with distance at one slope per head (arXiv:2108.12409)."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
@@ -104,7 +107,7 @@ class ALiBi(nn.Module):
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """Returns the slope of each head, 2^(−8/n), 2^(−16/n), … for a power of two n.
+    """Return the ALiBi slope for each head, which is 2^(−8/n), 2^(−16/n), … if the number of heads n is a power of two.
 
     For other numbers of heads, the remaining slopes are every second slope of the next power of two.
     """
@@ -115,7 +118,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
 
 class RelativeBias(nn.Module):
-    """T5's relative position bias: a learned bias per head for each bucket of distances (arXiv:1910.10683).
+    """T5's relative position bias, which learns a bias per head for each bucket of distances (arXiv:1910.10683).
 
     Each small distance has its own bucket. Larger distances share buckets of logarithmically growing size.
     """
@@ -132,14 +135,14 @@ class RelativeBias(nn.Module):
         key_positions: KeyPositions,
         dtype: torch.dtype | None = None,  # noqa: ARG002
     ) -> PositionInfo:
-        """The bias has the dtype of the table."""
+        """Compute the bias, whose dtype is that of the embedding table."""
         offsets = key_positions[:, None, :] - query_positions[:, :, None]
-        # Contiguous along the keys, because fused GPU kernels reject other layouts and PyTorch would silently fall back
-        # to an implementation that stores the n×n weights.
+        # The bias must be contiguous along the keys. Fused GPU kernels reject other layouts, and PyTorch would silently
+        # fall back to an implementation that stores the n×n weights.
         return PositionInfo(bias=self.table(self.bucket_indices(offsets)).permute(0, 3, 1, 2).contiguous())
 
     def bucket_indices(self, offsets: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """Returns the bucket of a key that is `offsets` positions after the query."""
+        """Return the bucket index for each offset. An offset is the number of positions from the query to the key."""
         n_buckets = self.table.num_embeddings
         first = torch.zeros_like(offsets)
         if self.bidirectional:
@@ -149,8 +152,8 @@ class RelativeBias(nn.Module):
         else:
             distance = (-offsets).clamp(min=0)
         n_exact = n_buckets // 2
-        # The same float32 operations in the same order as in T5, because rounding decides the bucket of a distance that
-        # lies on the edge between two buckets.
+        # The float32 operations must match T5's, including their order, because rounding decides the bucket of a
+        # distance that lies on the edge between two buckets.
         log_position = torch.log(distance.float().clamp(min=1) / n_exact) / math.log(self.max_distance / n_exact)
         log_bucket = n_exact + (log_position * (n_buckets - n_exact)).long()
         del log_position  # freed before the next n×n tensor is allocated

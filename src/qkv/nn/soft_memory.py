@@ -9,11 +9,11 @@ from torch import Tensor
 from qkv.errors import InputError, ShapeError
 
 Vector = Float[Tensor, " _"]
-"""A key, a query or a value. Values may have a different width from keys."""
+"""A key, query or value vector. Values may differ in width from keys."""
 
 
 class SoftMemory:
-    """Dictionary with vectors as keys, whose lookup returns a mix of all values.
+    """Dictionary whose keys are vectors and whose lookup returns a mix of all values.
 
     >>> memory = SoftMemory()
     >>> memory[torch.tensor([1.0, 0.0])] = torch.tensor([10.0])
@@ -23,13 +23,13 @@ class SoftMemory:
     """
 
     def __init__(self, *, scaled: bool = True) -> None:
-        """If `scaled` is true, scores are divided by √width, as in attention."""
+        """Create an empty memory. If `scaled` is true, scores are divided by √width, as in attention."""
         self.scaled = scaled
         self._keys: list[Vector] = []
         self._values: list[Vector] = []
 
     def __setitem__(self, key: Vector | Sequence[float], value: Vector | Sequence[float]) -> None:
-        """Store a value. As in a `dict`, an equal key is replaced."""
+        """Store a value for a key. As in a `dict`, storing an equal key replaces its value."""
         key, value = _to_nonempty_float_vector(key), _to_nonempty_float_vector(value)
         if self._keys:
             _check_width("key", key, len(self._keys[0]))
@@ -45,7 +45,7 @@ class SoftMemory:
         return len(self._keys)
 
     def weights(self, query: Vector | Sequence[float]) -> Float[Tensor, " entry"]:
-        """Returns the attention weight of each entry, in insertion order. The weights sum to 1."""
+        """Return the attention weight of each entry, in insertion order. The weights sum to 1."""
         if not self._keys:
             raise InputError("the memory has 0 entries, but a lookup requires at least 1")
         query = _to_nonempty_float_vector(query)
@@ -55,7 +55,7 @@ class SoftMemory:
         return torch.softmax(scores / len(query) ** 0.5 if self.scaled else scores, dim=0)
 
     def lookup(self, query: Vector | Sequence[float]) -> Vector:
-        """Returns the sum of the values weighted by `weights(query)`."""
+        """Return the sum of all values, weighted by `weights(query)`."""
         weights = self.weights(query)
         values = torch.stack(self._values)
         return weights.to(values.dtype) @ values

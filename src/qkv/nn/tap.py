@@ -37,12 +37,12 @@ class Tap(nn.Module):
         return lambda: self._observers.remove(observer)
 
     def observe_if_computed(self, observer: Callable[[Any], None]) -> Callable[[], None]:
-        """Like `observe`, but does not force the model to compute this value."""
+        """Call `observer` as in `observe`, but without forcing the model to compute this value."""
         self._optional_observers.append(observer)
         return lambda: self._optional_observers.remove(observer)
 
     def intervene(self, intervention: Callable[[Any], Any]) -> Callable[[], None]:
-        """Replace every value with the return value of `intervention`. Returns a function that removes it."""
+        """Replace every value with the result of `intervention`. Returns a function that removes the intervention."""
         self._interventions.append(intervention)
         return lambda: self._interventions.remove(intervention)
 
@@ -55,9 +55,9 @@ class Tap(nn.Module):
 
 
 def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
-    """Returns whether a forward hook is registered on the module, or whether it is a tap in use.
+    """Return whether the module has a forward hook or is a tap in use.
 
-    Fused implementations skip the module's own forward, so they must not be used when this is true.
+    Fused implementations skip the module's `forward` method, so they must not be used if this function returns True.
     """
     if isinstance(module, Tap):
         return module.is_in_use

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton import language as tl
 
 QUERIES, WARPS = 64, 4
-"""Queries and warps per program."""
+"""Number of queries and number of warps per program."""
 
 
 @triton.jit
@@ -23,9 +23,9 @@ def short_varlen_attention_kernel(
     scale_log2,
     D: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Attend from a block of queries of one head to all keys of their sequence.
+    """Compute attention from a block of queries in one head to all keys in their sequence.
 
-    `scale_log2` includes the factor log₂(e), because the softmax uses powers of 2.
+    `scale_log2` includes the factor log₂(e) because the softmax uses powers of 2.
     """
     head, n_heads = tl.program_id(0), tl.num_programs(0)
     start = tl.load(cu_seqlens + tl.program_id(1)).to(tl.int64)
@@ -52,9 +52,10 @@ def short_varlen_attention_kernel(
 def short_varlen_attention(
     queries: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, max_seqlen: int
 ) -> Tensor:
-    """Attend within each packed sequence. Inputs have shape (position, head, d_head).
+    """Compute attention within each packed sequence. Inputs have shape (position, head, d_head).
 
-    `d_head` must be a power of 2 and the last axis contiguous. For `cu_seqlens` and `max_seqlen`, see `Varlen`.
+    `d_head` must be a power of 2, and the last axis must be contiguous. For `cu_seqlens` and `max_seqlen`, see
+    `Varlen`.
     """
     n, n_heads, width = queries.shape
     outputs = queries.new_empty(n, n_heads, width)

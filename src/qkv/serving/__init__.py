@@ -1,5 +1,5 @@
-"""HTTP server and notebook widget of the explorer, an interactive page for the views of `qkv.inspection`.
+"""HTTP server and notebook widget for the explorer, an interactive page that shows the views of `qkv.inspection`.
 
-`Explorer` computes the responses of the API that `docs/explorer-api.md` specifies. `app` serves them over HTTP on the
-loopback address together with the built page, and `notebook` shows the same page in Jupyter.
+`Explorer` computes the responses of the API that `docs/explorer-api.md` specifies. `app` serves these responses
+and the built page over HTTP on the loopback address. `notebook` shows the same page in Jupyter.
 """

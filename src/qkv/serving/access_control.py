@@ -1,4 +1,4 @@
-"""Access control: only requests from this machine, with the expected host and the token, are served."""
+"""Access control, which restricts the server to requests from this machine with the expected host and a valid token."""
 
 import json
 import secrets
@@ -31,9 +31,9 @@ def json_error_response(status: int, message: str) -> Response:
 
 
 class SecurityMiddleware:
-    """ASGI middleware that checks host, origin and token of every request and adds security headers.
+    """ASGI middleware that checks the host, origin and token of every request and adds security headers.
 
-    It wraps the whole application, so that no route can be left unprotected.
+    The middleware wraps the whole application so that no route can be left unprotected.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
@@ -59,7 +59,7 @@ class SecurityMiddleware:
         await (self._app if response is None else response)(scope, receive, send_with_headers)
 
     def _intercept_request(self, scope: Scope) -> Response | None:
-        """Returns the response to a request that must not reach the application, and `None` for other requests."""
+        """Return the response to a request that must not reach the application, or `None` if the request is allowed."""
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts:
             # Prevents DNS rebinding attacks, in which an attacker's domain name resolves to this machine.
@@ -93,7 +93,7 @@ class SecurityMiddleware:
 
     @property
     def _cookie_name(self) -> str:
-        # Cookies do not depend on the port, so two servers need different cookie names.
+        # Browsers share cookies between ports, so two servers need different cookie names.
         return f"qkv_token_{self._port}"
 
     def _read_cookie(self, headers: Iterable[str]) -> str | None:

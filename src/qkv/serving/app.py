@@ -1,4 +1,4 @@
-"""ASGI application of the explorer: routes, request limits, streaming and static files."""
+"""ASGI application of the explorer with its routes, request limits, streaming and static files."""
 
 import asyncio
 import json
@@ -28,17 +28,18 @@ MAX_BODY_BYTES = 2**20
 MAX_PENDING_REQUESTS = 32
 REQUEST_SECONDS, STREAM_SECONDS = 120.0, 600.0
 BODY_SECONDS = 20.0
-"""Time limit for receiving the body, so that slow clients do not block the server."""
+"""Time limit for receiving a request body, which prevents slow clients from blocking the server."""
 MIN_GZIP_BYTES = 1024
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-"""Media types of the page's files. Browsers reject scripts served as text/plain, which some systems report for .js."""
+"""Media types of the page's files, which are fixed because some systems report text/plain for .js files, and browsers
+reject scripts that are served with that type."""
 
 _WorkResult = TypeVar("_WorkResult")
 
 
 @dataclass
 class RequestExecutor:
-    """Thread pool with limits on the number of pending requests and on their duration."""
+    """A thread pool that limits the number of pending requests and their duration."""
 
     max_pending: int = MAX_PENDING_REQUESTS
     timeout: float = REQUEST_SECONDS
@@ -48,7 +49,7 @@ class RequestExecutor:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_WORKER_THREADS, "qkv"))
 
     async def run(self, request: Request, work: Callable[[], _WorkResult]) -> _WorkResult:
-        """Run a function in the thread pool. Cancels it on a timeout or when the client disconnects."""
+        """Run a function in the thread pool and cancel it on a timeout or when the client disconnects."""
         self._increment_pending_or_raise()
         cancel_event = Event()
 
@@ -57,7 +58,7 @@ class RequestExecutor:
                 return work()
 
         future = self.pool.submit(run_cancellable)
-        # Counted until the function returns because cancelled work still occupies its thread.
+        # The request counts as pending until its function returns because cancelled work still occupies its thread.
         future.add_done_callback(lambda _: self._remove_pending())
         waiting = asyncio.wrap_future(future)
         end = monotonic() + self.timeout
@@ -73,7 +74,7 @@ class RequestExecutor:
         return waiting.result()
 
     async def stream(self, request: Request, frames_after_first: Iterator[bytes], first: bytes) -> AsyncIterator[bytes]:
-        """Yields the frames of a stream. Checks before each frame whether the client is still connected."""
+        """Yield the frames of a stream after checking, before each frame, that the client is still connected."""
         loop = asyncio.get_running_loop()
         end = monotonic() + self.stream_timeout
         with self.pending_lock:
@@ -109,7 +110,10 @@ class RequestExecutor:
 def create_app(
     backend: Backend, *, token: str, port: int, page_folder: Path | None = None, executor: RequestExecutor | None = None
 ) -> ASGIApp:
-    """Create the ASGI application. `page_folder` replaces the default page, and `executor` the default limits."""
+    """Create the ASGI application.
+
+    If given, `page_folder` replaces the default page, and `executor` replaces the default limits.
+    """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     runner, files, route_settings = (
         executor or RequestExecutor(),
@@ -158,7 +162,7 @@ def _error_frame(message: str) -> bytes:
 
 
 async def read_json_body(request: Request) -> dict[str, Any]:
-    """Read the request body as a JSON object. Raises `RequestError` if it is too large, too slow or invalid."""
+    """Read the request body as a JSON object. Raise `RequestError` if the body is too large, too slow or invalid."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise RequestError(415, f"the content type of the body must be {JSON}")
     parts, n = [], 0
@@ -197,19 +201,19 @@ def _to_http_response(response: APIResponse, *, use_gzip: bool = False) -> Respo
 
 
 def gzip_compress(body: bytes, *, is_text: bool) -> bytes:
-    """Compress a body with gzip.
+    """Compress a response body with gzip.
 
-    Weights contain no repeated strings. For weights, searching only for runs of equal bytes is four times as fast and
-    gives a smaller result.
+    Attention weights contain no repeated strings, so searching them only for runs of equal bytes is four times as fast
+    and gives a smaller result.
     """
     compressor = zlib.compressobj(4, wbits=31, strategy=zlib.Z_DEFAULT_STRATEGY if is_text else zlib.Z_RLE)
     return compressor.compress(body) + compressor.flush()
 
 
 def _load_page_files(page_folder: Path) -> dict[str, APIResponse]:
-    """Read the page's files by path.
+    """Read the page's files into a dictionary keyed by path.
 
-    They are read only once so that rebuilding the page does not affect a running server.
+    The files are read only once so that rebuilding the page does not affect a running server.
     """
     paths = [
         path

@@ -1,4 +1,4 @@
-"""Cost responses: estimates, roofline, memory, and decoding cost as a function of the context length."""
+"""Build the cost responses: estimates, roofline, memory use, and decoding cost as a function of the context length."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from qkv.serving.schemas import CostRequest
 
 
 def cost_request_choices() -> dict[str, Any]:
-    """Returns the valid values of the fields of a cost request."""
+    """Return the valid values for each field of a cost request."""
     names = ("name", "title", "source", "float32", "half", "bandwidth", "memory")
     return {
         "modes": list(Mode),
@@ -27,7 +27,10 @@ def cost_request_choices() -> dict[str, Any]:
 
 
 def cost_response(request: CostRequest, config: ModelConfig | None) -> dict[str, Any]:
-    """Returns the response of `/api/cost`. `config` is that of the requested model, or `None` for a preset."""
+    """Return the response of `/api/cost`.
+
+    `config` is the config of the requested model, or `None` if the request names a preset.
+    """
     model_config = preset(request.preset) if config is None and request.preset is not None else config
     assert model_config is not None
     device = find_device(request.device)
@@ -81,7 +84,7 @@ def _workload_of_request(request: CostRequest, config: ModelConfig, device: Devi
 
 
 def _decode_cost_by_context(config: ModelConfig, work: Workload, device: DeviceSpec) -> list[dict[str, Any]]:
-    """Returns cache size and time of one decode step for context lengths up to the model's maximum."""
+    """Return the cache size and the time of one decode step for several context lengths up to the model's maximum."""
     if isinstance(config, BERTConfig) or (isinstance(config, GPTConfig) and not config.causal):
         return []
     dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16

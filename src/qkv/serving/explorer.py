@@ -26,18 +26,18 @@ from qkv.tasks import load
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Request schema, handler and content type of an API path."""
+    """The request schema, handler and content type of an API path."""
 
     schema: type[Config] | None
-    """`None` for a GET request, which has no body."""
+    """Schema of the request body, or `None` for a GET request, which has no body."""
     handler: Callable[[Any], Any]
     content_type: str = FRAME
     skips_queue: bool = False
-    """Whether requests are handled immediately, regardless of how many other requests are waiting."""
+    """Whether requests to this path are handled immediately, regardless of how many other requests are waiting."""
 
 
 class Explorer:
-    """The `Backend` that runs models in this process."""
+    """A `Backend` that runs the models in this process."""
 
     def __init__(self, registry: ModelRegistry) -> None:
         self.registry = registry
@@ -71,7 +71,7 @@ class Explorer:
         )
 
     def parse_request(self, path: str, body: dict[str, Any] | None) -> tuple[Endpoint, Any]:
-        """Returns the endpoint of a path and the validated request."""
+        """Return the endpoint for a path and the validated request."""
         endpoint = self.endpoints.get(path)
         if endpoint is None:
             raise RequestError(404, f"{path}: not found")
@@ -86,7 +86,7 @@ class Explorer:
     def _stream_generation_frames(self, request: schemas.GenerateRequest) -> Iterator[bytes]:
         loaded = self.registry.find_or_register_checkpoint(request.model)
         steps = stream_generation(loaded, self.registry.get_or_load_task(loaded), request)
-        # An error before the first frame is raised so that the response has an HTTP error status.
+        # An error before the first frame is raised so that the response gets an HTTP error status.
         yield add_length_prefix(encode_frame(next(steps)))
         try:
             for step in steps:
@@ -95,7 +95,7 @@ class Explorer:
             yield add_length_prefix(encode_frame({"kind": "error", "error": str(error)}))
 
     def _build_endpoints(self) -> dict[str, Endpoint]:
-        # Schema, view function, and whether the view runs parts of the model.
+        # Each entry contains the schema, the view function, and whether the view runs parts of the model.
         run_views = {
             "heads": (schemas.StackRequest, views.head_pattern_scores_view, False),
             "attention": (schemas.LayerRequest, views.layer_attention_view, False),
@@ -140,9 +140,10 @@ class Explorer:
         }
 
     def _make_run_view_handler(self, view: Callable[[Any, Any], Any], *, locks_model: bool) -> Callable[[Any], Any]:
-        """Returns the handler of a view of a run.
+        """Return the handler for a view of a run.
 
-        A view that runs parts of the model holds the model's lock because another request may apply interventions.
+        If the view runs parts of the model, the handler holds the model's lock because another request may apply
+        interventions.
         """
 
         def handle(request: schemas.RunViewRequest | schemas.MapRequest) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class Explorer:
         run = self.registry.find_or_register_checkpoint(request.model).run
         if run is None or not run.checkpoint_steps():
             raise InputError(f"{request.model}: a timeline requires a run folder with checkpoints")
-        # Each checkpoint is loaded as a separate model, so no lock is needed. Only one is in memory at a time.
+        # Each checkpoint is loaded as a separate model, so no lock is needed. Only one of them is in memory at a time.
         checkpoints = ((step, load(run.checkpoint_folder(step))) for step in run.checkpoint_steps())
         view = checkpoint_timeline(checkpoints, request.text, request.second, stack=request.stack)
         return views.view_to_dict(view) | {"patterns": PATTERNS, "losses": view.losses}

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 HTML, NPZ, CSV = "text/html; charset=utf-8", "application/x-npz", "text/csv; charset=utf-8"
 EXCLUDED_PATHS = ("/api/export", "/api/models/add")
-"""Paths that change the server's state or would recurse indefinitely."""
+"""API paths that cannot be exported because they change the server's state or would recurse indefinitely."""
 
 
 MAX_ALL_HEADS_BYTES = 2**21
-"""Limit on the size of all attention weights up to which a saved page includes the views of every head."""
+"""Maximum size of all attention weights at which a saved page still includes the views of every head."""
 
 
 def export_responses(explorer: "Explorer", request: ExportRequest) -> APIResponse:
     """Repeat the requests and return their responses as a file.
 
-    An HTML page also includes the default views of every run among the requests.
+    An HTML page also includes the default views of every requested run.
     """
     requests = list(request.requests)
     if request.format == "html":
@@ -55,14 +55,14 @@ def export_responses(explorer: "Explorer", request: ExportRequest) -> APIRespons
 
 @dataclass(frozen=True)
 class ReplayedResponse:
-    """A recorded response and its frame, if it has one."""
+    """A recorded response with its binary frame, if it has one."""
 
     recorded: RecordedResponse
     frame: bytes | None
 
 
 def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedResponse:
-    """Handle a request of the page again and record the response."""
+    """Handle a request from the page again and record the response."""
     if request.path in EXCLUDED_PATHS:
         raise InputError(f"{request.path} cannot be exported")
     response = explorer.handle_request(request.path, request.body)
@@ -79,7 +79,7 @@ def replay_request(explorer: "Explorer", request: APIRequest) -> ReplayedRespons
 
 
 def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterator[APIRequest]:
-    """Yields the requests that the page sends for every view of a run with default settings."""
+    """Yield the requests that the page sends to show every view of a run with default settings."""
     response = json.loads(replay_request(explorer, run).recorded.response)
     views = explorer.registry.summarize_or_error(explorer.registry.find_or_register_checkpoint(response["model"]))[
         "views"
@@ -103,7 +103,10 @@ def view_requests_with_defaults(explorer: "Explorer", run: APIRequest) -> Iterat
 def _layer_and_head_requests_capped_by_size(
     run: dict[str, Any], stack: dict[str, Any], views: list[str]
 ) -> Iterator[APIRequest]:
-    """Yields the requests for every layer and head. For a long text, only the first layer and head are complete."""
+    """Yield the requests for every layer and head, or only part of the requests if the text is long.
+
+    For a long text, only the requests for the first layer and head are complete.
+    """
     stack_body = {"run": run["run"], "stack": stack["stack"]}
     n_weights = stack["n_layers"] * stack["n_heads"] * stack["n_queries"] * stack["n_keys"]
     is_long = 4 * n_weights > MAX_ALL_HEADS_BYTES
@@ -123,7 +126,7 @@ def _layer_and_head_requests_capped_by_size(
 
 
 def _first_mask_or_last_nonspecial(run: dict[str, Any], stack: dict[str, Any]) -> int:
-    """Returns the query that the page selects first: the first [MASK], or the last token that is not special."""
+    """Return the query that the page selects initially: the first [MASK], or otherwise the last non-special token."""
     if run["predicts"] == "this_token" and run["predictions"]:
         return run["predictions"][0]["position"]
     rows, n = run["source" if stack["stack"] == AttentionStack.ENCODER.value else "sequence"], stack["n_queries"]
@@ -144,7 +147,7 @@ def _encode_npz(frames: list[tuple[str, bytes]]) -> bytes:
 
 
 def _encode_map_table_or_long_csv(name: str, frame: bytes) -> str:
-    """Returns a map as a labeled table, and any other view as lines of a number and its indices."""
+    """Encode a map as a CSV table with labels, and any other view as CSV with one number and its indices per line."""
     file = io.StringIO()
     writer = csv.writer(file)
     if name == "map":
@@ -163,5 +166,5 @@ def _encode_map_table_or_long_csv(name: str, frame: bytes) -> str:
 
 
 def _escape_formula(text: str) -> str:
-    """Prepend a quote to text that a spreadsheet would interpret as a formula."""
+    """Prepend a quote to the text if a spreadsheet would interpret it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -1,4 +1,4 @@
-"""Encode trees with tensors as binary frames, and decode them with NumPy."""
+"""Encode trees that contain tensors as binary frames, and decode the frames with NumPy."""
 
 import json
 import struct
@@ -15,32 +15,33 @@ from torch import Tensor
 from qkv.serving.frame_format import Blob, build_frame
 
 SQRT_U8 = "√u8"
-"""The byte b encodes (b / 255)², so that small weights have the finest resolution. The error is at most 0.004."""
+"""Data type of quantized weights. The byte b encodes (b / 255)², which gives small weights the finest resolution. The
+error is at most 0.004."""
 DTYPES = {"f32": np.dtype("<f4"), "i32": np.dtype("<i4"), SQRT_U8: np.dtype("u1")}
 
 
 @dataclass(frozen=True)
 class WeightsToQuantize:
-    """Values from 0 to 1 that are sent as one byte each, with dtype √u8."""
+    """Values between 0 and 1 that are each sent as one byte, with dtype √u8."""
 
     values: Float[Tensor, "..."]
 
 
 def encode_frame(data: Any) -> bytes:  # noqa: ANN401 - any tree of dicts, lists, strings, numbers and tensors
-    """Encode a tree as a frame. Tensors become blobs, and non-finite floats become null."""
+    """Encode a tree as a frame, with each tensor as a blob and each non-finite float as null."""
     blobs: list[Blob] = []
     tree = _to_json_and_extract_blobs(data, "data", blobs)
     return build_frame(tree, blobs)
 
 
 def decode_frame(frame: bytes) -> Any:  # noqa: ANN401
-    """Returns the tree with a NumPy array for each blob. Blobs of dtype √u8 are decoded to float32."""
+    """Decode a frame to a tree with a NumPy array for each blob. Blobs with dtype √u8 are decoded to float32."""
     data, arrays = split_frame(frame)
     return _insert_arrays(data, list(arrays.values()))
 
 
 def split_frame(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the tree with its blob references, and the blobs by index and name, such as `3_scores`."""
+    """Split a frame into the tree with its blob references and the blobs, keyed by index and name (`3_scores`)."""
     (n,) = struct.unpack_from("<I", frame)
     header = json.loads(frame[4 : 4 + n])
     arrays = {}
@@ -54,7 +55,7 @@ def split_frame(frame: bytes) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def encode_json_nan_as_null(data: Any) -> bytes:  # noqa: ANN401
-    """Encode a tree without tensors as JSON. Non-finite floats become null."""
+    """Encode a tree without tensors as JSON, with each non-finite float as null."""
     blobs: list[Blob] = []
     tree = _to_json_and_extract_blobs(data, "data", blobs)
     assert not blobs, "tensors need a frame"
@@ -88,10 +89,10 @@ def _encode_dtype_and_array(value: Tensor | WeightsToQuantize) -> tuple[str, np.
 
 
 def _build_compressible_byte_table() -> np.ndarray:
-    """Returns the byte for each half step of the square root.
+    """Build a table that maps each half step of the square root to a byte.
 
-    Below 62 only every fourth byte is used, and below 126 every second. Most weights are that small, so the compressed
-    response is a third shorter, and the error of a small weight stays far below 0.004.
+    Only every fourth byte is used below 62, and only every second byte below 126. Because most weights are in these
+    ranges, the compressed response is a third shorter. The error of a small weight stays far below 0.004.
     """
     half_steps = np.arange(2 * 255 + 1) / 2 + 0.25
     step = np.select([half_steps < 62, half_steps < 126], [4, 2], 1)

@@ -1,6 +1,6 @@
-"""Binary frame format: a JSON header followed by aligned blobs.
+"""Binary frame format, which consists of a JSON header followed by aligned blobs.
 
-Does not import torch, because the HTTP process runs without it.
+This module does not import torch because the HTTP process runs without it.
 """
 
 import json
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 BLOB_ALIGNMENT = 8
-"""Blobs start at multiples of this many bytes, so that typed arrays can be created without copying."""
+"""Alignment of blobs in bytes, which allows the page to create typed arrays without copying."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """A named array as raw bytes."""
+    """A named array, stored as raw bytes."""
 
     name: str
     dtype: str
@@ -30,7 +30,7 @@ def build_frame(tree: Any, blobs: Sequence[Blob] = ()) -> bytes:  # noqa: ANN401
         entries.append({"name": blob.name, "dtype": blob.dtype, "shape": list(blob.shape), "offset": offset})
         offset += _pad_to_alignment(len(blob.content))
     header = json.dumps({"data": tree, "blobs": entries}, ensure_ascii=False, allow_nan=False).encode()
-    # The header length takes the first 4 bytes. Spaces are valid JSON padding.
+    # The first 4 bytes contain the header length. The header is padded with spaces, which are valid in JSON.
     header += b" " * (_pad_to_alignment(4 + len(header)) - 4 - len(header))
     parts = [struct.pack("<I", len(header)), header]
     for blob in blobs:

@@ -1,4 +1,4 @@
-"""Streaming text generation with the candidates, the attention row, the KV cache size and the cost of every step."""
+"""Stream generated text with the candidates, the attention row, the KV cache size and the cost of every step."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,7 +39,7 @@ from qkv.training.device_calibration import gpu_name_or_cpu_threads
 
 @dataclass(frozen=True)
 class _ForwardPass:
-    """Measurements of one forward pass."""
+    """The attention weights and the measurements of one forward pass."""
 
     last_query_attention: Float[Tensor, "layer head key"]
     n_computed: int
@@ -48,22 +48,22 @@ class _ForwardPass:
 
 @dataclass
 class _AttentionRecordingDecoder:
-    """Decodes one sequence with a GPT and records attention and time of every forward pass.
+    """A decoder for one sequence that records the attention and the time of every forward pass of a GPT.
 
-    The model's lock is held, and interventions are applied, for one forward pass at a time so that other requests do
-    not have to wait for the whole text.
+    For each forward pass, the decoder acquires the model's lock and applies the interventions. Between forward passes,
+    the lock is released so that other requests do not have to wait for the whole text.
     """
 
     task: LanguageModel
     loaded: RegisteredModel
     interventions: Sequence[Intervention]
     decoder: GPTDecoder | None
-    """`None` disables the KV cache: every step processes the whole sequence."""
+    """Decoder with a KV cache. If it is `None`, every step processes the whole sequence."""
     calibration: Calibration | None = None
     ids: list[int] = field(default_factory=list)
     last: _ForwardPass | None = None
     unreached: list[str] = field(default_factory=list)
-    """Messages about interventions whose tokens were not part of a forward pass, one for each such pass."""
+    """Messages about interventions whose tokens were not part of a forward pass, one message for each such pass."""
 
     def prefill(self, prompt: Sequence[int]) -> Tensor:
         self.ids = list(prompt)
@@ -81,7 +81,7 @@ class _AttentionRecordingDecoder:
             return self.decoder.step(ids)
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:
-        """Does nothing, because there is only one row."""
+        """Do nothing because there is only one row."""
 
     def _recompute_last_logits(self) -> Tensor:
         model = self.task.model
@@ -103,7 +103,7 @@ class _AttentionRecordingDecoder:
                 # The tokens of a masked edge may be part of another forward pass, or of none.
                 self.unreached.append(str(error))
             milliseconds = 1000 * (perf_counter() - start)
-            # The last query is the one whose logits choose the next token.
+            # The next token is chosen from the logits of the last query.
             rows = [
                 inputs.select_queries(torch.tensor([inputs.queries.shape[-2] - 1])).weights()[0, :, 0]
                 for inputs in layers
@@ -112,7 +112,7 @@ class _AttentionRecordingDecoder:
 
     @property
     def cached_tokens_and_bytes(self) -> tuple[int, int]:
-        """Number of tokens in the KV cache and the bytes that they occupy."""
+        """The number of tokens in the KV cache and the number of bytes that they occupy."""
         if self.decoder is None:
             return 0, 0
         cache = self.decoder.cache
@@ -121,7 +121,7 @@ class _AttentionRecordingDecoder:
 
 
 def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequest) -> Iterator[dict[str, Any]]:
-    """Yields the frames of `/api/generate`. Generation stops when the iterator is no longer advanced."""
+    """Yield the frames of the response of `/api/generate`. Generation stops when the iterator is no longer advanced."""
     if not isinstance(task, LanguageModel) or not task.model.config.causal:
         raise InputError(f"{loaded.id}: streaming text generation requires a GPT")
     if any(isinstance(spec, PatchSpec) for spec in request.interventions):
@@ -159,7 +159,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
     text_decoder = StreamingDecoder(task.tokenizer, context_ids=prompt)
     text = ""
     for step in decode_steps(observed, logits, [sequence], sampling=sampling, stop_ids=task.stop_ids):
-        # Models with a padded vocabulary can produce ids that the tokenizer does not have.
+        # Models with a padded vocabulary can produce ids that do not exist in the tokenizer.
         new_text = text_decoder.add(step.id) if step.id < task.tokenizer.vocab_size else ""
         if sequence.finish_reason is not None:
             new_text += text_decoder.finish()
@@ -224,7 +224,7 @@ def _step_frame(
 
 
 def _estimate_step_cost(observed: _AttentionRecordingDecoder, mode: Mode, seq_len: int) -> dict[str, Any]:
-    """Estimates the cost of a forward pass that computes the logits of the last token only."""
+    """Estimate the cost of a forward pass that computes only the logits of the last token."""
     work = Workload(mode=mode, batch_size=1, seq_len=seq_len, logits_to_keep=1, device_type=DeviceType.CPU)
     config = observed.task.model.config
     estimate = estimate_workload(config, work)

@@ -18,7 +18,7 @@ from qkv.weights.published_weights import load_published_weights
 
 @runtime_checkable
 class PublishedModel(Protocol):
-    """The part of `transformers.PreTrainedModel` that is used here."""
+    """The part of the `transformers.PreTrainedModel` interface that the conversion uses."""
 
     config: Any
 
@@ -27,14 +27,17 @@ class PublishedModel(Protocol):
 
 @runtime_checkable
 class PublishedTokenizer(Protocol):
-    """The part of the `transformers` tokenizers that is used here."""
+    """The part of the `transformers` tokenizer interface that the conversion uses."""
 
     def save_pretrained(self, save_directory: str) -> Any: ...  # noqa: ANN401
 
 
 def task_from_published(model: PublishedModel, tokenizer: PublishedTokenizer, *, name: str) -> Task:
-    """Convert a model and its tokenizer. Unsupported settings raise the same error as for a model folder."""
-    # Use only the settings that config.json would contain. The config object has many more, all at their defaults.
+    """Convert a `transformers` model and its tokenizer to a task.
+
+    Unsupported settings raise the same error as when a model folder is loaded.
+    """
+    # Use only the settings that config.json would contain. All other settings of the config object have default values.
     settings = json.loads(model.config.to_json_string())
     tensors = {key: tensor.detach().float().cpu() for key, tensor in model.state_dict().items()}
     config, remarks = config_from_published_with_remarks(settings, tensors)
@@ -59,7 +62,7 @@ def _convert_tokenizer(tokenizer: PublishedTokenizer) -> Tokenizer:
 
 
 def check_tokenizer_passed(tokenizer: PublishedTokenizer | None) -> PublishedTokenizer:
-    """Returns the tokenizer. Raises `InputError` if it is missing."""
+    """Return the tokenizer, or raise `InputError` if it is missing."""
     if tokenizer is None:
         raise InputError("a transformers model requires its tokenizer: explore(model, text, tokenizer=…)")
     return tokenizer

@@ -1,4 +1,4 @@
-"""Locks that stop waiting when the request they are acquired for is cancelled."""
+"""Locks that stop waiting when the current request is cancelled."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from types import TracebackType
 from qkv.serving.responses import RequestError
 
 N_WORKER_THREADS = 8
-"""Number of requests processed concurrently. Most of them wait for a model's lock, and torch has its own threads."""
+"""Number of requests processed concurrently. Most requests wait for a model's lock, and torch has its own threads."""
 POLL_SECONDS = 0.2
 """Interval at which waiting requests check whether they were cancelled."""
 _cancel_event: ContextVar[Event | None] = ContextVar("cancel_event", default=None)
@@ -17,7 +17,7 @@ _cancel_event: ContextVar[Event | None] = ContextVar("cancel_event", default=Non
 
 @contextmanager
 def cancellation_scope(cancel_event: Event) -> Iterator[None]:
-    """Within the `with` block, treat this thread's work as cancelled once the event is set."""
+    """Create a context in which this thread's work counts as cancelled once the event is set."""
     token = _cancel_event.set(cancel_event)
     try:
         yield
@@ -28,7 +28,7 @@ def cancellation_scope(cancel_event: Event) -> Iterator[None]:
 class CancellableRLock:
     """A reentrant lock whose `acquire` raises `RequestError` if the current request has been cancelled.
 
-    A forward pass that has started runs to its end because torch cannot interrupt it.
+    A forward pass that has started runs to completion because torch cannot interrupt it.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class CancellableRLock:
 
 
 def is_cancelled() -> bool:
-    """Whether the request that this thread is processing has been cancelled."""
+    """Return whether the request that this thread is processing has been cancelled."""
     event = _cancel_event.get()
     return event is not None and event.is_set()
 
 
 def _raise_if_cancelled() -> None:
     if is_cancelled():
-        # 499 is nginx's status for a client that closed the connection.
+        # nginx uses status 499 for clients that closed the connection.
         raise RequestError(499, "the client cancelled the request")

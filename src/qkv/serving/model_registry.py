@@ -1,4 +1,4 @@
-"""Registry of the models that the explorer can open: shipped models, user models and checkpoints of runs."""
+"""Registry of the models that the explorer can open: shipped models, user models and checkpoints of training runs."""
 
 import re
 from collections import OrderedDict
@@ -19,22 +19,22 @@ from qkv.weights.atomic_folder import read_json_object
 from qkv.zoo import shipped_model_folders
 
 MAX_LOADED_MODELS = 8
-"""Number of models whose weights stay in memory. Models passed in from Python do not count."""
+"""Maximum number of models whose weights stay in memory. Models passed in from Python do not count."""
 _CHECKPOINT_ID = re.compile(r"(.+)@(\d+)")
 
 
 @dataclass(eq=False)
 class RegisteredModel:
-    """A registered model. Its config and weights are loaded on first use."""
+    """A registered model, whose config and weights are loaded on first use."""
 
     id: str
     source: str
-    """`shipped`, `user`, `memory`, or `checkpoint` of a run folder that the user opened."""
+    """Origin of the model: `shipped`, `user`, `memory`, or `checkpoint` (of a run folder that the user opened)."""
     path: Path | None = None
     task: Task | None = None
     config: ModelConfig | None = None
     lock: CancellableRLock = field(default_factory=CancellableRLock)
-    """Held during every forward pass because interventions temporarily modify the model."""
+    """Lock held during every forward pass because interventions temporarily modify the model."""
 
     @property
     def run(self) -> RunFolder | None:
@@ -44,7 +44,11 @@ class RegisteredModel:
 
 
 class ModelRegistry:
-    """Models by id. Weights are loaded on first use, and the weights of the least recently used models are released."""
+    """A registry of models, keyed by id.
+
+    Weights are loaded on first use. When too many models are loaded, the weights of the least recently used models are
+    released.
+    """
 
     def __init__(
         self, paths: Sequence[str | Path] = (), *, memory: Mapping[str, Task] | None = None, zoo: bool = True
@@ -62,13 +66,13 @@ class ModelRegistry:
     def add(self, path_or_shipped_name: str) -> RegisteredModel:
         """Register a shipped model, run folder, model folder or model file.
 
-        Names on the Hugging Face Hub are not accepted because the explorer does not download models.
+        Hugging Face Hub names are not accepted because the explorer does not download models.
         """
         path, zoo = Path(path_or_shipped_name), shipped_model_folders()
         try:
             exists = bool(path_or_shipped_name) and path.exists()
         except OSError:
-            exists = False  # the name is longer than a path can be
+            exists = False  # the name is too long to be a path
         if not exists and path_or_shipped_name in zoo:
             loaded = RegisteredModel(path_or_shipped_name, "shipped", zoo[path_or_shipped_name])
         elif exists:
@@ -83,7 +87,7 @@ class ModelRegistry:
         return [loaded for loaded in self._models.values() if loaded.source == "user"]
 
     def list_models(self) -> dict[str, Any]:
-        """Returns the summaries of all models. A model that cannot be read is listed with its error."""
+        """Return the summaries of all models. The summary of an unreadable model contains the error."""
         with self._lock:
             registered = list(self._models.values())
         listed = [loaded for loaded in registered if loaded.source != "checkpoint"]
@@ -103,7 +107,7 @@ class ModelRegistry:
             return {"id": loaded.id, "name": loaded.id, "source": loaded.source, "error": str(error)}
 
     def find_or_register_checkpoint(self, model_id: str) -> RegisteredModel:
-        """Returns the model with this id. The id of a checkpoint is `RUN@STEP`."""
+        """Return the model with the given id, which is `RUN@STEP` for a checkpoint."""
         with self._lock:
             if model_id in self._models:
                 return self._models[model_id]
@@ -119,7 +123,7 @@ class ModelRegistry:
         raise RequestError(404, f"{model_id!r} is not the name of an open model")
 
     def get_or_load_task(self, loaded: RegisteredModel) -> Task:
-        """Returns the model with its tokenizer, and loads both if necessary."""
+        """Return a task that contains the model and its tokenizer, and load both if necessary."""
         if loaded.path is not None and not loaded.path.exists():
             raise RequestError(410, f"{loaded.id}: the model was deleted; {loaded.path} no longer exists")
         if loaded.source == "memory":
@@ -138,7 +142,7 @@ class ModelRegistry:
         return task
 
     def get_or_load_config(self, loaded: RegisteredModel) -> ModelConfig:
-        """Returns the model's config. Weights are loaded only if the folder is not in qkv's own format."""
+        """Return the model's config, without loading the weights if the folder is in qkv's own format."""
         if loaded.config is None:
             assert loaded.path is not None
             folder = loaded.path

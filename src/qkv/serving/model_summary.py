@@ -1,4 +1,4 @@
-"""Model summaries for the model list, computed from the config without loading weights."""
+"""Compute the model summaries in the model list from configs, without loading weights."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 _TRANSFORMER_VIEWS = ["neuron", "residual"]
 MIN_CONTEXT_FOR_EXAMPLES = 128
-"""At this context length, every example fits with any tokenizer because no example has more characters."""
+"""Context length at which every example fits, whatever the tokenizer, because no example has more characters."""
 
 
 def summarize_model(
     loaded: "RegisteredModel", config: ModelConfig, *, count_tokens: Callable[[str], int]
 ) -> dict[str, Any]:
-    """Returns the summary of a model in the response of `/api/models`.
+    """Return a model's summary for the response of `/api/models`.
 
-    `count_tokens` returns the number of tokens of a text and is called only for models with a small context.
+    `count_tokens` returns the number of tokens in a text and is called only for models with a small context.
     """
     run = loaded.run
     name = loaded.id.rstrip("/").rpartition("/")[2] or loaded.id
@@ -56,7 +56,7 @@ def summarize_model(
 
 
 def attention_stacks(config: ModelConfig) -> list[dict[str, Any]]:
-    """Returns the attention stacks of a model with their numbers of layers and heads."""
+    """Return the attention stacks of a model and the number of layers and heads in each stack."""
     match config:
         case GPTConfig() | BERTConfig():
             stacks = [(AttentionStack.SELF, config.n_layers, config.n_heads)]
@@ -108,7 +108,10 @@ _COREFERENCE_TEXT = "The animal didn't cross the street because it was too {}."
 
 
 def _example_texts_by_family_and_language(config: ModelConfig, model_name: str) -> list[dict[str, Any]]:
-    """Returns example texts. A translation model gets texts in the language its name starts with, such as es-en."""
+    """Return example texts for a model.
+
+    For a translation model such as es-en, the texts are in the language with which the model's name starts.
+    """
     coreference = [(_COREFERENCE_TEXT.format(word), "what does it refer to?") for word in ("tired", "wide")]
     match config:
         case GPTConfig():
@@ -134,9 +137,9 @@ def _example_texts_by_family_and_language(config: ModelConfig, model_name: str) 
 def _filter_fitting_or_truncate_first(
     examples: list[dict[str, Any]], context_length: int, count_tokens: Callable[[str], int]
 ) -> list[dict[str, Any]]:
-    """Returns the examples that leave a quarter of the context free for new tokens.
+    """Return the examples that leave a quarter of the context free for new tokens.
 
-    If there are none, returns the start of the first example and mentions the truncation in its description.
+    If there are no such examples, return the start of the first example and mention the truncation in its description.
     """
     limit = 3 * context_length // 4
     fitting = [example for example in examples if count_tokens(example["text"]) <= limit]

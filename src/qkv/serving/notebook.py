@@ -30,8 +30,8 @@ def explore(
     """Show what a model computes for a text.
 
     A notebook displays the result as the explorer's page, and `.save` writes the page to a file. `model` is a task, a
-    path or name that `qkv.load` accepts, or a `transformers` model with its `tokenizer`. `second` is a translation, or
-    the second text of a pair.
+    path or name that `qkv.load` accepts, or a `transformers` model, which also requires its `tokenizer`. `second` is
+    the translation of the text or the second text of a pair.
     """
     match model:
         case LanguageModel() | TextEncoder() | Translator():
@@ -45,7 +45,7 @@ def explore(
 
 
 class ExplorerPage:
-    """The explorer's page for one model and one text."""
+    """An explorer page for one model and one text."""
 
     def __init__(self, explorer: Explorer, name: str, text: str, second: str | None) -> None:
         self.explorer = explorer
@@ -60,7 +60,10 @@ class ExplorerPage:
         )
 
     def html(self, *, live: bool = False) -> str:
-        """Returns the page with its recorded responses. With `live`, the page can send further requests."""
+        """Return the HTML of the page with its recorded responses.
+
+        If `live` is true, the page can send further requests.
+        """
         if not is_page_built():
             raise InputError(PAGE_NOT_BUILT)
         return build_standalone_page(self.record_responses(), live=live)
@@ -72,7 +75,7 @@ class ExplorerPage:
             Path(path).write_bytes(content)
 
     def record_responses(self) -> list[RecordedResponse]:
-        """Returns the responses that a saved page contains: every view of the text with default settings."""
+        """Return the responses that a saved page contains, one for every view of the text with default settings."""
         return [
             replay_request(self.explorer, request).recorded
             for request in view_requests_with_defaults(self.explorer, self._run_request)
@@ -83,15 +86,15 @@ class ExplorerPage:
         return f'<iframe {attributes} srcdoc="{escape(self.html())}"></iframe>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ANN401, ARG002
-        """Returns an interactive widget if anywidget is installed, and the static page otherwise."""
+        """Return an interactive widget if anywidget is installed, or the static page otherwise."""
         try:
             data, metadata = self.widget()._repr_mimebundle_()
         except MissingExtraError:
             data, metadata = {"text/html": self._repr_html_()}, {}
         return {**data, "text/plain": repr(self)}, metadata
 
-    def widget(self) -> Any:  # noqa: ANN401 - the type is from an optional library
-        """Returns a Jupyter widget whose page can send further requests. Requires anywidget."""
+    def widget(self) -> Any:  # noqa: ANN401 - the type belongs to an optional library
+        """Return a Jupyter widget whose page can send further requests. Requires anywidget."""
         try:
             import anywidget
             import traitlets
@@ -110,7 +113,7 @@ class ExplorerPage:
         return widget
 
     def handle_message(self, widget: Any, message: dict[str, Any], _buffers: Any = None) -> None:  # noqa: ANN401
-        """Handle a request that the page sent through the widget, and send the response back."""
+        """Handle a request that the page sent through the widget, and return the response to the page."""
         body = message.get("body")
         response = self.explorer.handle_request(str(message.get("path")), body if isinstance(body, dict) else None)
         header = {"qkv": message.get("qkv"), "status": response.status, "content_type": response.content_type}

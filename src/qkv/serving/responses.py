@@ -15,40 +15,46 @@ log = logging.getLogger("qkv.serving")
 
 @dataclass(frozen=True)
 class APIResponse:
-    """Status, content type and body of a response."""
+    """The status, content type and body of an API response."""
 
     status: int
     content_type: str
     body: bytes
     filename: str | None = None
-    """File name of a download, or `None` for a response that is not downloaded."""
+    """File name under which the browser saves the response, or `None` if the response is not a download."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSettings:
-    """HTTP method and content type of an API path."""
+    """The HTTP method and content type of an API path."""
 
     method: str
     content_type: str
     skips_queue: bool
-    """Whether requests are handled immediately, regardless of how many other requests are waiting."""
+    """Whether requests to this path are handled immediately, regardless of how many other requests are waiting."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Handles API requests: an `Explorer`, or a `WorkerClient` for one in another process. Must be thread-safe."""
+    """A thread-safe handler of API requests.
+
+    The handler is an `Explorer`, or a `WorkerClient` for an `Explorer` in another process.
+    """
 
     @property
     def route_settings(self) -> Mapping[str, RouteSettings]: ...
 
     def handle_request(self, path: str, body: dict[str, Any] | None) -> APIResponse:
-        """Returns the complete response. Errors are returned as responses, and streams as all frames concatenated."""
+        """Return the complete response to a request.
+
+        An error is returned as a response. A stream is returned as a single body with all frames.
+        """
         ...
 
     def stream_frames(self, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
-        """Yields length-prefixed frames.
+        """Yield the frames of the response to a request, each with a length prefix.
 
-        An error before the first frame is raised. A later error becomes the last frame.
+        An error before the first frame is raised, whereas a later error becomes the last frame.
         """
         ...
 
@@ -62,21 +68,21 @@ class RequestError(QKVError):
 
 
 def error_response(error: QKVError) -> APIResponse:
-    """Returns the error as a JSON response. Errors other than `RequestError` have status 400."""
+    """Convert an error to a JSON response. The status is 400 unless the error is a `RequestError`."""
     status = error.status if isinstance(error, RequestError) else 400
     return APIResponse(status, JSON, _encode_error(" ".join(str(error).split())))
 
 
 def catch_errors(work: Callable[[], _Result]) -> _Result | APIResponse:
-    """Call a function and convert any exception to an error response, so that no client waits forever.
+    """Call a function and convert any exception to an error response so that no client waits forever.
 
-    Unexpected exceptions are logged and reported in one line with status 500.
+    Unexpected exceptions are logged and reported to the client in one line with status 500.
     """
     try:
         return work()
     except QKVError as error:
         return error_response(error)
-    except BaseException as error:  # the PanicException of tokenizers is not an Exception
+    except BaseException as error:  # PanicException, which tokenizers raises, is not a subclass of Exception
         log.exception("request failed")
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return APIResponse(500, JSON, _encode_error(f"internal error in qkv, please report it: {message}"))

@@ -35,15 +35,15 @@ from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 
 MAX_CACHE_BYTES = 2**28
-"""Limit on the size of all cached activations. The newest run is kept regardless of its size."""
+"""Maximum total size of the cached activations in bytes. The newest run is kept regardless of its size."""
 N_TOP_TOKENS, MAX_MASKS = 10, 16
 MAX_REMEMBERED_REQUESTS = 1_000
-"""Number of runs whose request is remembered, so that they can be recomputed."""
+"""Maximum number of requests that are remembered so that their runs can be recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Result of running a model on a text, with interventions."""
+    """The result of running a model on a text, with any interventions applied."""
 
     id: str
     request: RunRequest
@@ -57,13 +57,13 @@ class Run:
 
     @cached_property
     def error(self) -> float:
-        """max|A·V − output|. Cached because its computation takes as long as the forward pass."""
+        """The value of max|A·V − output|, which is cached because computing it takes as long as the forward pass."""
         return self.cache.attention_reconstruction_error if self.cache.stacks else 0.0
 
 
 @dataclass
 class RunCache:
-    """Least recently used cache of runs. The id of a run is a hash of its request."""
+    """A cache of runs that evicts the least recently used run. The id of a run is a hash of its request."""
 
     registry: ModelRegistry
     max_bytes: int = MAX_CACHE_BYTES
@@ -81,7 +81,7 @@ class RunCache:
         return self._store(self._compute(run_id, request))
 
     def find_or_recompute(self, run_id: str) -> Run:
-        """Returns a run by id, and recomputes it if it was evicted."""
+        """Return the run with the given id, recomputing it if it was evicted."""
         with self._lock:
             request = self._requests.get(run_id)
         if request is None:
@@ -90,7 +90,8 @@ class RunCache:
 
     def _store(self, run: Run) -> Run:
         with self._lock:
-            # The request is stored only after the run has succeeded so that rejected texts are not kept, however long.
+            # The request is stored only after the run has succeeded so that rejected texts, which may be long, are not
+            # kept.
             self._requests[run.id] = run.request
             self._requests.move_to_end(run.id)
             if len(self._requests) > MAX_REMEMBERED_REQUESTS:
@@ -124,9 +125,9 @@ class RunCache:
 
 
 def prepare_input_translating_if_needed(task: Task, text: str, second: str | None) -> tuple[ModelInput, str | None]:
-    """Returns the model input and the second text.
+    """Return the model input and the second text.
 
-    If no translation is passed to a translation model, it translates the text itself.
+    For a translation model, the second text is the translation. If none is given, the model translates the text.
     """
     if not text.strip() and not isinstance(task, LanguageModel):
         raise InputError("the text has 0 words, at least 1 is required")
@@ -140,7 +141,7 @@ def prepare_input_translating_if_needed(task: Task, text: str, second: str | Non
 
 
 def normalize_prefix_and_check_source(task: Translator, text: str) -> str:
-    """Returns the source text as the translation model receives it. Raises if it is empty or too long."""
+    """Return the source text as the translation model receives it. Raise an error if it is empty or too long."""
     if not (source_text := task.normalize_and_add_prefix(text)):
         raise InputError("the text has 0 words, at least 1 is required")
     check_context_length(task.model, len(task.source_tokenizer.encode(source_text)))
@@ -148,7 +149,7 @@ def normalize_prefix_and_check_source(task: Translator, text: str) -> str:
 
 
 def build_interventions(task: Task, specs: InterventionSpecs) -> list[Intervention]:
-    """Convert the interventions of a request to those of `qkv.inspection`."""
+    """Convert the interventions of a request to `qkv.inspection` interventions."""
     return [_build_intervention(task, spec) for spec in specs]
 
 
@@ -164,7 +165,7 @@ def _build_intervention(task: Task, spec: HeadAblationSpec | EdgeMaskSpec | Patc
 
 
 def run_response(run: Run) -> dict[str, Any]:
-    """Returns the response of `/api/run`."""
+    """Return the response of `/api/run`."""
     cache, task = run.cache, run.task
     predicts = None
     if cache.logits is not None:
@@ -207,12 +208,12 @@ def tokens_to_json(tokens: TokenizedText) -> dict[str, Any]:
 
 
 def token_label(tokenizer: Tokenizer, token_id: int) -> str:
-    """Returns a token's text with visible whitespace."""
+    """Return the text of a token with visible whitespace."""
     return mark_whitespace(token_text_or_vocabulary_name(tokenizer, token_id))
 
 
 def _mask_or_last_positions(run: Run) -> list[int]:
-    """Returns the positions of [MASK] tokens for a BERT, and the last position for other models."""
+    """Return the positions of the [MASK] tokens if the model is a BERT, or the last position otherwise."""
     ids = run.model_input.sequence.ids
     if not isinstance(run.task.model, BERT):
         return [len(ids) - 1]
@@ -238,7 +239,7 @@ def _predict_at(run: Run, position: int) -> dict[str, Any]:
 
 
 def _class_probabilities_before_and_after(run: Run) -> list[dict[str, Any]]:
-    """Returns the probability of each class with and without the interventions."""
+    """Return the probability of each class without and with the interventions."""
     task = run.task
     if not isinstance(task, TextEncoder) or task.model.config.n_classes is None:
         return []
@@ -288,9 +289,12 @@ def _intervention_effect_to_json(run: Run) -> dict[str, Any]:
 
 
 def _count_cache_bytes(cache: ActivationCache) -> int:
-    """Returns the memory of the cached tensors. Each storage counts once, in full, even if only part of it is used."""
+    """Return the memory that the cached tensors occupy, in bytes.
+
+    Each storage counts once and in full, even if the tensors use only part of it.
+    """
     activations = cache.activations
-    # Scores and weights are recomputed from queries and keys on access.
+    # Scores and weights do not count because they are recomputed from queries and keys on access.
     tensors = [activations.get_pass(name) for name in activations.names if not name.endswith((".scores", ".weights"))]
     if not isinstance(cache.model, RNNSeq2Seq):
         for stack in cache.stacks:

@@ -15,7 +15,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class HeadAblationSpec(Config):
-    """Zero the output of an attention head."""
+    """An intervention that sets the output of an attention head to zero."""
 
     kind: Literal["head"]
     stack: AttentionStack
@@ -24,7 +24,7 @@ class HeadAblationSpec(Config):
 
 
 class EdgeMaskSpec(Config):
-    """Mask attention from a query to a key, in all layers and heads by default."""
+    """An intervention that masks attention from a query to a key, by default in all layers and heads."""
 
     kind: Literal["edge"]
     stack: AttentionStack
@@ -35,7 +35,7 @@ class EdgeMaskSpec(Config):
 
 
 class PatchSpec(Config):
-    """Replace an activation with its value in a run on another text."""
+    """An intervention that replaces an activation with its value in a run on another text."""
 
     kind: Literal["patch"]
     tap: str
@@ -64,7 +64,7 @@ class RunRequest(Config):
 
 
 class RunViewRequest(Config):
-    """Base class of requests for a view of a run."""
+    """The base class for requests that ask for a view of a run."""
 
     run: str
 
@@ -92,7 +92,7 @@ class NeuronViewRequest(RowRequest):
 
 
 class MapOptions(Config):
-    """Which attention map to compute, and how to postprocess it."""
+    """Settings that select an attention map and determine how it is postprocessed."""
 
     stack: AttentionStack | None = None
     kind: Literal["weights", "value-weighted", "rollout"] = "weights"
@@ -141,7 +141,7 @@ class CheckpointTimelineRequest(Config):
 
 
 class GenerateRequest(Config):
-    """Text or token ids to continue, and the sampling settings."""
+    """A request to continue a text or token ids, with the sampling settings."""
 
     model: str
     text: str | None = None
@@ -178,7 +178,7 @@ class TranslateRequest(Config):
 
 
 class CostRequest(Config):
-    """A model or a preset, and the workload to estimate."""
+    """A request to estimate the cost of a workload with a model or a preset."""
 
     model: str | None = None
     preset: str | None = None
@@ -199,7 +199,7 @@ class CostRequest(Config):
 
 
 class APIRequest(Config):
-    """Path and body of an API request. The body of a GET request is `None`."""
+    """The path and body of an API request. A GET request has `None` as its body."""
 
     path: str
     body: dict[str, Any] | None = None

@@ -16,11 +16,11 @@ from qkv.serving.responses import Backend
 
 HOST, PORT = "127.0.0.1", 8477
 GRACEFUL_SHUTDOWN_SECONDS = 3
-"""Number of seconds that active requests may take to finish when the server is stopped."""
+"""Time in seconds that active requests have to finish when the server is stopped."""
 
 
 def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Callable[[str], None]) -> None:
-    """Serve the explorer until it is interrupted.
+    """Serve the explorer until the process is interrupted.
 
     `ready` is called with the address once the port is open. The address contains the access token.
     """
@@ -36,7 +36,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
         limit_concurrency=256,
     )
     address = f"http://{HOST}:{port}/?token={token}"
-    # With eight threads running Python code, the default interval of 5 ms delays /api/health five times as long.
+    # With eight threads running Python code, the default interval of 5 ms would delay /api/health five times as long.
     sys.setswitchinterval(0.001)
     ready(address)
     if browser and has_graphical_browser():
@@ -45,7 +45,7 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
 
 
 def open_listening_socket(port: int) -> socket.socket:
-    """Returns a socket that listens on the port. Raises `InputError` if the port is invalid or in use."""
+    """Return a socket that listens on the port, or raise `InputError` if the port is invalid or in use."""
     if not 1 <= port <= 65535:
         raise InputError(f"--port {port}: must be between 1 and 65535")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -63,7 +63,7 @@ def open_listening_socket(port: int) -> socket.socket:
 
 
 def find_next_or_any_free_port(base_port: int) -> int:
-    """Returns the next free port after `base_port`, or any free port if the next hundred are in use."""
+    """Return the next free port after `base_port`, or any free port if the next hundred ports are in use."""
     for port in [*range(base_port + 1, min(base_port + 100, 65536)), 0]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
             try:
@@ -75,7 +75,7 @@ def find_next_or_any_free_port(base_port: int) -> int:
 
 
 def has_graphical_browser() -> bool:
-    """Whether a graphical browser can be opened. Terminal browsers would take over the terminal."""
+    """Return whether a graphical browser can be opened. A terminal browser would take over the terminal."""
     if sys.platform in ("darwin", "win32"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""The page as a standalone HTML file with embedded script, style and recorded responses."""
+"""Build the page as a standalone HTML file that contains its script, its style and the recorded responses."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ _OTHER_LINK = re.compile(r"<link\b[^>]*>")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedResponse:
-    """An API request and its response."""
+    """An API request and its recorded response."""
 
     path: str
     body: dict[str, Any] | None
@@ -31,19 +31,22 @@ class RecordedResponse:
 
 
 def is_page_built(page_folder: Path | None = None) -> bool:
-    """Whether the page exists in the package, or in the folder `page_folder`."""
+    """Return whether the built page exists in `page_folder`, which defaults to the folder in the package."""
     return ((page_folder or PAGE_FOLDER) / "index.html").is_file()
 
 
 def index_html_or_notice(page_folder: Path | None = None) -> str:
-    """Returns the HTML of the page, or a short notice if the page has not been built."""
+    """Return the HTML of the page, or a short notice if the page has not been built."""
     if is_page_built(page_folder):
         return ((page_folder or PAGE_FOLDER) / "index.html").read_text(encoding="utf-8")
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title><p>{PAGE_NOT_BUILT}</p></html>'
 
 
 def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str = "", live: bool = False) -> str:
-    """Embed responses in the page. With `live`, the page may request others from the window that embeds it."""
+    """Embed responses in the page.
+
+    If `live` is true, the page can request other responses from the window that embeds it.
+    """
     data = json.dumps(
         {
             "state": state,
@@ -79,7 +82,7 @@ def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str =
         return ""
 
     text = _OTHER_LINK.sub("", _STYLESHEET.sub(extract_style, _SCRIPT.sub(extract_script, index_html_or_notice())))
-    # The data is the text of a script element that is not executed. An unescaped < could close the element.
+    # The data is stored in a script element that is not executed. An unescaped < could close the element.
     safe = data.replace("<", "\\u003c")
     data_element = f'<script type="application/json" id="qkv-data">{safe}</script>'
     head = _content_security_policy_meta(scripts, styles) + "".join(f"<style>{style}</style>" for style in styles)
@@ -89,7 +92,7 @@ def build_standalone_page(responses: Sequence[RecordedResponse], *, state: str =
 
 
 def _content_security_policy_meta(scripts: Sequence[str], styles: Sequence[str]) -> str:
-    """Returns a meta element that allows only these scripts and styles, and no network requests."""
+    """Return a meta element that allows only the given scripts and styles and prohibits network requests."""
     sources = {"script-src": scripts, "style-src": styles}
     rules = "; ".join(
         " ".join([directive, *map(_csp_hash, texts)] if texts else [directive, "'none'"])

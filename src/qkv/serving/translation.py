@@ -1,4 +1,4 @@
-"""Translation responses: beam-search hypotheses, every search step, and the alignment."""
+"""Build the translation responses, which contain the beam search hypotheses, every search step and the alignment."""
 
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from qkv.tasks import Task, Translator
 
 
 class _HypothesisRecordingDecoder:
-    """Wraps a decoder and records the hypotheses that the beam search extends at each step."""
+    """A wrapper around a decoder that records the hypotheses that the beam search extends at each step."""
 
     def __init__(self, inner: Decoder) -> None:
         self._inner = inner
@@ -29,10 +29,14 @@ class _HypothesisRecordingDecoder:
         self._totals: list[float] = []
         self._log_p: Tensor | None = None
         self.steps: list[list[tuple[int, int, float]]] = []
-        """For each step, best first: token id, index of the parent in the previous step, and sum of log p."""
+        """Hypotheses of each step, best first. Each hypothesis consists of its last token id, the index of its parent
+        in the previous step, and its total log probability."""
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:  # noqa: ARG002
-        """Reorder the rows. `common_prefix` only saves work and is ignored."""
+        """Reorder the rows of the batch.
+
+        The argument `common_prefix` is ignored because it only saves work.
+        """
         self._parents = rows.tolist()
         self._inner.reorder(rows, sequences=sequences)
 
@@ -41,7 +45,7 @@ class _HypothesisRecordingDecoder:
         if self._log_p is not None:
             parents = self._parents or list(range(len(token_ids)))
             totals = [self._totals[row] + float(self._log_p[row, i]) for row, i in zip(parents, token_ids, strict=True)]
-            # Rows that only pad the batch repeat the first hypothesis. The dict removes them.
+            # Rows that only pad the batch repeat the first hypothesis. The dict removes these duplicates.
             extended = {(i, row): total for i, row, total in zip(token_ids, parents, totals, strict=True)}
             self.steps.append([(i, row, total) for (i, row), total in extended.items()])
             self._totals = totals
@@ -97,7 +101,7 @@ def translation_response(loaded: RegisteredModel, task: Task, request: Translate
 def _record_beam_tokens_parents_totals(
     task: Translator, source_ids: list[int], beam: BeamConfig, max_new: int | None
 ) -> list[list[tuple[int, int, float]]]:
-    """Repeat the beam search with a decoder that records every step."""
+    """Repeat the beam search and return the hypotheses that a recording decoder collects at every step."""
     n_new = min(max_new or 2 * len(source_ids) + 10, task.model.config.context_length)
     with torch.inference_mode():
         decoder = _HypothesisRecordingDecoder(encode_sources(task.model, [source_ids], capacity=n_new))

@@ -1,4 +1,4 @@
-"""Views of a run as data that can be encoded as frames. The numbers are computed by `qkv.inspection`."""
+"""Build the views of a run as data that can be encoded as frames. `qkv.inspection` computes the numbers."""
 
 from dataclasses import fields
 from math import ceil
@@ -34,18 +34,18 @@ from qkv.serving.frame_codec import WeightsToQuantize
 from qkv.serving.run_cache import Run
 
 MAX_CELLS = 512
-"""Number of rows or columns up to which maps are sent in full. Larger maps are max-pooled."""
+"""Maximum number of rows or columns of a map that is sent in full. Larger maps are max-pooled."""
 THUMBNAIL_CELLS = 40
 HeadWeights = Float[Tensor, "head query key"]
 
 
 def view_to_dict(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any view of qkv.inspection
-    """Returns the fields of a dataclass by name, without converting tensors."""
+    """Return the fields of a dataclass, keyed by name. Tensors are not converted."""
     return {field.name: getattr(view, field.name) for field in fields(view)}
 
 
 def max_pool_map(weights: Float[Tensor, "*batch query key"], max_cells: int) -> tuple[Tensor, int]:
-    """Max-pool maps over p × p cells so that at most `max_cells` rows and columns are left. Also returns p."""
+    """Max-pool maps over p × p cells so that at most `max_cells` rows and columns are left, and also return p."""
     p = ceil(max(weights.shape[-2:]) / max_cells)
     if p == 1:
         return weights, 1
@@ -55,16 +55,19 @@ def max_pool_map(weights: Float[Tensor, "*batch query key"], max_cells: int) -> 
 
 
 def resolve_stack(cache: ActivationCache, stack: AttentionStack | None) -> AttentionStack:
-    """Returns the requested stack, or the model's first one. Raises if the model does not have it."""
+    """Return the requested attention stack, or the model's first stack if none is requested.
+
+    Raise an error if the model does not have the stack.
+    """
     if not cache.stacks:
         raise InputError("this model has no attention")
     if stack is not None:
-        cache.n_layers(stack)  # raises if the model does not have this stack
+        cache.n_layers(stack)  # raises an error if the model does not have this stack
     return stack or cache.stacks[0]
 
 
 def head_pattern_scores_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
-    """Returns the scores of `inspection.classify_heads`, computed layer by layer to save memory."""
+    """Compute the scores of `inspection.classify_heads` layer by layer to save memory."""
     cache, stack = run.cache, resolve_stack(run.cache, request.stack)
     visible = cache.visible_mask(stack)
     targets = pattern_target_masks(
@@ -136,7 +139,10 @@ def row_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
 
 
 def attention_rows(run: Run, stack: AttentionStack, layer: int, queries: list[int]) -> HeadWeights:
-    """Returns the attention weights of some queries, without computing the others, so that hovering is fast."""
+    """Return the attention weights of the requested queries.
+
+    The other queries' weights are not computed, which makes hovering fast.
+    """
     cache = run.cache
     n = len(cache.query_labels(stack))
     for query in queries:
@@ -160,7 +166,7 @@ def max_pooled_map_view(run: Run, request: schemas.MapOptions) -> dict[str, Any]
 
 
 def build_attention_map(run: Run, options: schemas.MapOptions) -> AttentionMapView:
-    """Compute the requested attention map, and merge words and remove sinks if requested."""
+    """Compute the requested attention map, optionally merging words and removing sinks."""
     cache, stack = run.cache, resolve_stack(run.cache, options.stack)
     queries, keys = cache.attention_axis_tokens(stack), cache.attention_axis_tokens(stack, is_key=True)
     view = _compute_attention_map(cache, stack, options)
@@ -182,7 +188,7 @@ def _compute_attention_map(
         layer = len(layers) - 1
         if options.layer is not None:
             layer = check_index("layer", options.layer, len(layers), unit="layers")
-        # Rows of a decoder are divided between its target tokens and the source tokens, so they do not sum to 1.
+        # In a decoder, each row is divided between target tokens and source tokens, so the parts do not sum to 1.
         is_share = stack in (AttentionStack.SELF, AttentionStack.ENCODER)
         title = f"{stack}: rollout after layer {layer}"
         return AttentionMapView(weights=layers[layer], title=title, is_share=is_share, **labels)
@@ -211,7 +217,7 @@ def residual_view(run: Run, request: schemas.StackRequest) -> dict[str, Any]:
 
 
 def head_norms_and_value_weighted_view(run: Run, request: schemas.RowRequest) -> dict[str, Any]:
-    """Returns the norm of each head's output at a query, and the value-weighted attention to each key."""
+    """Return the norm of each head's output at a query and the value-weighted attention to each key."""
     cache, stack = run.cache, resolve_stack(run.cache, request.stack)
     if isinstance(cache.model, RNNSeq2Seq):
         raise InputError("an RNN has no residual stream that heads write to")
@@ -249,7 +255,7 @@ def embeddings_view(run: Run, request: schemas.TopTokensRequest) -> dict[str, An
 
 
 def compare_view(left: Run, right: Run, request: schemas.CompareRunsRequest) -> dict[str, Any]:
-    """Returns the maps of two runs, and their difference if they have the same shape."""
+    """Return the attention maps of two runs and, if the maps have the same shape, their difference."""
     left_map, right_map = (max_pooled_map_view(run, request) for run in (left, right))
     left_shape, right_shape = (tuple(view["weights"].shape) for view in (left_map, right_map))
     reason, difference = "", None

@@ -1,7 +1,7 @@
-"""Run the explorer in a separate worker process, so that the HTTP server stays responsive while models are busy.
+"""Run the explorer in a separate worker process so that the HTTP server stays responsive while models are busy.
 
-Only one thread of a process runs Python code at a time. When models ran in the same process, the HTTP thread waited up
-to a second for the interpreter lock. The HTTP process does not import torch.
+Only one thread of a process can run Python code at a time. If the models ran in the HTTP process, the HTTP thread would
+wait up to a second for the interpreter lock. The HTTP process does not import torch.
 """
 
 import ctypes
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from qkv.serving.explorer import Explorer
 
 SHUTDOWN_SECONDS = 5.0
-"""How long `close` waits before it kills the worker."""
+"""Time that `close` waits before it kills the worker."""
 M_ARENA_MAX, N_MALLOC_ARENAS = -8, 2
-"""The `M_ARENA_MAX` parameter of glibc's `mallopt`, and the value it is set to."""
+"""The number of glibc's `mallopt` parameter `M_ARENA_MAX`, and the value to which the parameter is set."""
 TRIM_SECONDS = 10.0
-"""Interval at which unused heap memory is returned to the operating system."""
+"""Interval at which the worker returns unused heap memory to the operating system."""
 
 
 class WorkerClient:
     """A `Backend` that forwards requests to an `Explorer` in a worker process.
 
-    There is one pipe for each concurrent request, and a control pipe for cancellations.
+    The client uses one pipe for each concurrent request and a control pipe for cancellations.
     """
 
     def __init__(self, models: Sequence[str] = ()) -> None:
-        """Start the worker. Raises `InputError` if a model cannot be read, like `ModelRegistry`."""
+        """Start the worker, or raise `InputError` if a model cannot be read."""
         context = get_context("spawn")
         pipes = [context.Pipe() for _ in range(1 + N_WORKER_THREADS)]
         (self._control, *connections), (control, *worker_connections) = zip(*pipes, strict=True)
         self._request_numbers = count()
-        # Reentrant: garbage collection can close one stream, which cancels it, while another is being cancelled.
+        # Reentrant because garbage collection can close a stream, which cancels it, during another cancellation.
         self._control_lock = RLock()
         self._connections: SimpleQueue[Connection] = SimpleQueue()
         for connection in connections:
@@ -114,7 +114,7 @@ class WorkerClient:
                     if is_cancelled():
                         self._cancel(request.number)
                 number, response = connection.recv()
-                # Other numbers belong to earlier requests that were interrupted before they read their response.
+                # Other numbers belong to earlier requests that were interrupted before they read their responses.
                 if number == request.number:
                     return response
         except RecursionError:
@@ -134,7 +134,10 @@ class WorkerClient:
 
 @dataclass(frozen=True, kw_only=True)
 class _WorkerRequest:
-    """A message to the worker. Each frame of a stream is requested separately, and only the first needs the body."""
+    """A message to the worker.
+
+    Each frame of a stream is requested separately, and only the first of these requests needs the body.
+    """
 
     number: int
     path: str
@@ -144,14 +147,14 @@ class _WorkerRequest:
 
 @dataclass
 class _WorkerRequestHandler:
-    """Active requests and open streams of the worker process, by request number."""
+    """A handler for the worker's requests, with the active requests and open streams keyed by request number."""
 
     explorer: "Explorer"
     cancel_events: dict[int, Event] = field(default_factory=dict)
     streams: dict[int, Iterator[bytes]] = field(default_factory=dict)
 
     def serve_connection(self, connection: Connection) -> None:
-        """Handle the requests of a connection until it is closed."""
+        """Handle the requests on a connection until it is closed."""
         with connection, suppress(EOFError, OSError):
             while True:
                 request = connection.recv()
@@ -178,9 +181,9 @@ class _WorkerRequestHandler:
 
 
 def _run_worker(models: list[str], control: Connection, connections: Sequence[Connection]) -> None:
-    """Main function of the worker process. Returns when the client closes its end of `control`."""
+    """Run the worker process until the client closes its end of the `control` pipe."""
     for stop in (signal.SIGINT, signal.SIGTERM):
-        # Ctrl-C signals both processes. The HTTP process handles it and first lets active requests finish.
+        # Ctrl-C signals both processes. The HTTP process handles the signal and first lets active requests finish.
         signal.signal(stop, signal.SIG_IGN)
     _limit_malloc_arenas_and_trim_periodically()
     from qkv.serving.explorer import Explorer
@@ -211,7 +214,10 @@ def _run_worker(models: list[str], control: Connection, connections: Sequence[Co
 
 
 def _limit_malloc_arenas_and_trim_periodically() -> None:
-    """Limit glibc to a few heaps. By default each thread has its own, which stays at its peak size."""
+    """Limit glibc to a few heaps, and regularly return unused memory to the operating system.
+
+    By default, each thread has its own heap, which stays at its peak size.
+    """
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
         with suppress(AttributeError):  # other C libraries do not have these functions
@@ -220,7 +226,7 @@ def _limit_malloc_arenas_and_trim_periodically() -> None:
 
 
 def _trim_heap_periodically(trim: Callable[[int], int]) -> None:
-    """Return free heap memory to the operating system, which takes a few milliseconds each time."""
+    """Return free heap memory to the operating system at regular intervals. Each call takes a few milliseconds."""
     while True:
         sleep(TRIM_SECONDS)
         trim(0)

@@ -1,4 +1,4 @@
-"""High-level tasks, which combine a model with its tokenizer."""
+"""High-level tasks, each of which combines a model with its tokenizer."""
 
 from qkv.tasks.language_model import Continuation, LanguageModel
 from qkv.tasks.loader import Task, load, load_as, load_pretrained, resolve_or_download_model_folder

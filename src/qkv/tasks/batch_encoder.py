@@ -1,4 +1,4 @@
-"""Encode texts with a BERT in batches of similar length."""
+"""Encode texts with a BERT model in batches of similar length."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,28 +15,29 @@ from qkv.tasks.packed_encoder import PackedEncoder, TokenRows, pack_by_length, s
 from qkv.tensors import AttentionMask, Ids, Residual
 
 ENCODER_BATCH_TOKENS = {"cpu": 512}
-"""Maximum tokens per batch by device type.
+"""The maximum number of tokens per batch, keyed by device type.
 
-On a CPU, small batches are fastest because the activations fit into the CPU cache.
+On a CPU, small batches are fastest because their activations fit into the CPU cache.
 """
 DEFAULT_ENCODER_BATCH_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Final states of some texts, padded on the right."""
+    """The final states of a batch of texts, padded on the right."""
 
     indices: list[int]
-    """Indices of the texts."""
+    """The indices of the texts in this batch."""
     ids: Ids
     attention_mask: AttentionMask
     states: Residual
 
 
 class BERTBatchEncoder:
-    """Computes final states in padded batches, or in packed rows without padding on a GPU with 16-bit weights.
+    """An encoder that computes the final states of texts with a BERT model.
 
-    On a CPU, supported models use the CPU encoder engine instead of the eager implementation.
+    On a GPU with 16-bit weights, texts are packed into rows without padding. Otherwise, they are processed in padded
+    batches. On a CPU, supported models use the CPU encoder engine instead of the eager implementation.
     """
 
     def __init__(self, model: BERT) -> None:
@@ -47,7 +48,7 @@ class BERTBatchEncoder:
     def compile(self) -> None:
         """Compile the encoder.
 
-        The first batch of each size includes the compilation time, and later batches are faster.
+        The first batch of each size triggers a compilation, after which batches of this size run faster.
         """
         if not supports_varlen_attention(self.model):
             raise InputError(
@@ -56,7 +57,10 @@ class BERTBatchEncoder:
         self._compiled = PackedEncoder(self.model, compiled=True)
 
     def encode_batches(self, ids: TokenRows, segments: TokenRows | None) -> Iterator[EncodedBatch]:
-        """Yield every text once, batched by length. `segments` is `None` if all segment ids are 0."""
+        """Encode all texts, and yield their states in batches sorted by text length.
+
+        `segments` is `None` if all segment ids are 0.
+        """
         device, config = self.model.embedding.token.weight.device, self.model.config
         lengths = [len(row) for row in ids]
         packed_encoder = (

@@ -1,16 +1,17 @@
-"""Batches of sequences of similar length, which need little padding.
+"""Group sequences of similar length into batches, which need little padding.
 
-Packing several texts into one row would further reduce padding, but would compute scores that are masked out. On a CPU,
-batches of similar length are faster (`python -m benchmarks embed` measures both).
+Packing several texts into one row would need even less padding, but would compute attention scores between texts only
+to mask them out. On a CPU, batches of similar length are faster (`python -m benchmarks embed` measures both methods).
 """
 
 from collections.abc import Iterator, Sequence
 
 
 def batch_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield the indices of `lengths`, sorted by length, in batches of at most `max_tokens` tokens including padding.
+    """Sort sequences by length, and yield batches of their indices.
 
-    A sequence that exceeds the limit forms a batch by itself.
+    A batch contains at most `max_tokens` tokens, including padding. A sequence that exceeds this limit forms a batch by
+    itself.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -1,11 +1,14 @@
-"""The `repr` of tasks."""
+"""Format the `repr` of tasks."""
 
 from qkv.cost import count_parameters
 from qkv.models import Model
 
 
 def task_repr_prefix(class_name: str, model: Model, name: str) -> str:
-    """Returns `LanguageModel(stories, gpt, 12,205,056 parameters, context 512` without the closing parenthesis."""
+    """Return the `repr` of a task without the closing parenthesis.
+
+    For example: `LanguageModel(stories, gpt, 12,205,056 parameters, context 512`.
+    """
     parts = [
         model.config.family,
         f"{count_parameters(model.config).total:,} parameters",

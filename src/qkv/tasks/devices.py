@@ -1,4 +1,4 @@
-"""Resolve device and dtype names."""
+"""Convert device and dtype names to torch objects."""
 
 import torch
 
@@ -9,9 +9,9 @@ DEVICE_NAMES = ("cpu", "cuda", "auto")
 
 
 def resolve_device(name: str) -> torch.device:
-    """Returns the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
+    """Return the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
 
-    If a GPU was requested but is not available, an error is raised instead of silently using the CPU.
+    If a GPU is requested but not available, this function raises an error instead of silently using the CPU.
     """
     if name not in DEVICE_NAMES:
         raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
@@ -26,14 +26,17 @@ def resolve_device(name: str) -> torch.device:
 
 
 def require_cpu_for_int8(name: str) -> torch.device:
-    """Returns the device for int8 models, which only run on a CPU (FBGEMM). `auto` selects the CPU."""
+    """Return the CPU device for `cpu` or `auto`, and raise an error for any other name.
+
+    Int8 models only run on a CPU because they use FBGEMM.
+    """
     if name == "cuda":
         raise InputError("--int8 (int8=True) requires a CPU and cannot be combined with --device cuda")
     return resolve_device("cpu" if name == "auto" else name)
 
 
 def resolve_dtype(name: InferenceDType | str, device: torch.device) -> torch.dtype:
-    """Returns the torch dtype.
+    """Return the torch dtype with a given name, and raise an error if it is not supported on the device.
 
     bfloat16 requires a GPU because CPUs without AMX are up to 60 times slower with bfloat16.
     """

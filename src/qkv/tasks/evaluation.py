@@ -16,9 +16,10 @@ from qkv.training.task_metrics import compute_task_metrics, confusion_matrix, pe
 def evaluate_classifier(
     task: TextEncoder, path: str | Path, *, columns: ColumnNames, truncate: bool = False
 ) -> dict[str, Any]:
-    """Compute the metrics for the model's problem type (main metric first) and the number of rows.
+    """Evaluate a classifier on a file of labeled texts, and return its metrics and the number of rows.
 
-    For single-label classification, `classes` lists the rows, precision, recall and F1 of each class.
+    The metrics depend on the model's problem type, and the main metric comes first. For single-label classification,
+    `classes` lists the number of rows, precision, recall and F1 for each class.
     """
     if "classify" not in task.capabilities:
         raise InputError(

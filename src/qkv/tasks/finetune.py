@@ -35,16 +35,19 @@ from qkv.weights.atomic_folder import hash_file
 CONFIG_FILE = "finetune.toml"
 DIGEST_FILE = "data.json"
 MIN_EVALUATION_ROWS = 30
-"""With fewer rows, a single row changes accuracy by more than 3 points."""
+"""The minimum number of evaluation rows for reliable scores.
+
+With fewer rows, each row affects the accuracy by more than 3 percentage points.
+"""
 ReportFactory = Callable[[str, int], MetricsCallback]
-"""A function `reports(model, seed)` that returns the callback for the training steps of that run."""
+"""A function `reports(model, seed)` that returns a callback for the metrics of that run's training steps."""
 RowSource = str | Path | Sequence[Sequence[Any]]
-"""A file, or rows (text, label) or (text, text, label)."""
+"""The path of a file with labeled rows, or a sequence of (text, label) or (text, text, label) rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRuns:
-    """Fine-tuning runs of one model, one per seed."""
+    """The fine-tuning runs of one model, with one run per seed."""
 
     name: str
     results: list[FinetuneResult]
@@ -52,20 +55,20 @@ class ModelRuns:
 
     @property
     def metrics(self) -> list[str]:
-        """The main metric first."""
+        """The names of the metrics, with the main metric first."""
         return list(self.results[0].scores)
 
     def mean(self, metric: str) -> float:
         return statistics.fmean(result.scores[metric] for result in self.results)
 
     def std(self, metric: str) -> float:
-        """Standard deviation across the seeds, or 0 for a single seed."""
+        """Return the standard deviation of a metric across the seeds, or 0 for a single seed."""
         values = [result.scores[metric] for result in self.results]
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
     @property
     def best(self) -> Path:
-        """The run folder of the seed with the best main score."""
+        """The run folder for the seed with the best score on the main metric."""
         scores = [result.scores[self.metrics[0]] for result in self.results]
         return self.folders[scores.index(max(scores))]
 
@@ -75,11 +78,11 @@ class FinetuneOutput:
     """The result of `finetune`."""
 
     task: TextEncoder
-    """The model of the best seed: `task.classify([text])`."""
+    """The model trained with the best seed, ready for use: `task.classify([text])`."""
     scores: dict[str, float]
-    """Mean scores over the seeds on the evaluation rows."""
+    """The scores on the evaluation rows, averaged over the seeds."""
     runs: ModelRuns
-    """The folders of the runs exist only if `out` was set."""
+    """The individual runs. Their folders exist only if `out` was set."""
 
 
 def finetune(
@@ -93,7 +96,7 @@ def finetune(
 ) -> FinetuneOutput:
     """Fine-tune a pretrained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
-    `out` is the run folder. If `out` is None, nothing is kept on disk.
+    The run is saved in the folder `out`. If `out` is `None`, nothing is kept on disk.
     """
     pretrained = model if isinstance(model, TextEncoder) else load_as(TextEncoder, model)
     names = {
@@ -117,7 +120,7 @@ def finetune(
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRun:
-    """A run folder with its config and labeled data."""
+    """A run folder, together with its config and labeled data."""
 
     run: RunFolder
     settings: FinetuningConfig
@@ -125,7 +128,7 @@ class FinetuneRun:
 
 
 def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path()) -> FinetuneRun:
-    """Create a run folder for files that are relative to `data`."""
+    """Create a run folder, and load the labeled data. Paths in `settings` are relative to `data`."""
     files = {"train": settings.train, "evaluation": settings.evaluation}
     files = {kind: str(data / name) for kind, name in files.items() if name is not None}
     settings = settings.replace(**files)
@@ -139,7 +142,7 @@ def start_finetuning(settings: FinetuningConfig, out: Path, data: Path = Path())
 
 
 def open_and_verify_finetuning_run(out: Path) -> FinetuneRun:
-    """Open an existing run folder and check that its data files are unchanged."""
+    """Open an existing run folder, and check that its data files have not changed."""
     if not (out / CONFIG_FILE).is_file():
         raise RunError(f"{out}: not a fine-tuning run ({CONFIG_FILE} is missing)")
     settings = load_finetuning(out / CONFIG_FILE)
@@ -152,9 +155,10 @@ def open_and_verify_finetuning_run(out: Path) -> FinetuneRun:
 def finetune_models_over_seeds(
     finetune_run: FinetuneRun, *, device: torch.device, reports: ReportFactory, log: LogFunction
 ) -> Iterator[ModelRuns]:
-    """Fine-tune each model with every seed. Runs that are already complete are only reported.
+    """Fine-tune each model with every seed, and yield the runs of each model.
 
-    If the input is invalid and there is no checkpoint yet, the run folder is removed.
+    Completed runs are not repeated, but their results are included. If the input is invalid and no checkpoint exists
+    yet, the run folder is deleted.
     """
     run, settings = finetune_run.run, finetune_run.settings
     with run.locked():
@@ -178,7 +182,7 @@ def finetune_models_over_seeds(
 
 
 def _folders_by_model(out: Path, models: Sequence[str]) -> dict[str, Path]:
-    """Returns one folder per model, so that models do not overwrite each other's results."""
+    """Return a separate folder for each model so that models do not overwrite each other's results."""
     if len(models) == 1:
         return {models[0]: out}
     folders: dict[str, Path] = {}
@@ -222,7 +226,7 @@ def _run_all_seeds(
     for seed, seed_folder in zip(seeds, folders, strict=True):
         with convert_os_errors_to_disk_error(seed_folder, 0):
             seed_folder.mkdir(parents=True, exist_ok=True)
-        # The newly initialized parts are the same for every seed, so they are reported only for the first seed.
+        # The same parts are newly initialized for every seed, so they are reported only for the first seed.
         log_new_parts = log_for_model if seed == settings.seed else _discard
         result = fine_tune_or_resume(
             inputs, seed=seed, folder=seed_folder, device=device, report=reports(name, seed), log=log_new_parts

@@ -1,4 +1,4 @@
-"""Generate text and score documents with a GPT."""
+"""Generate text and score documents with a GPT model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from qkv.text import StreamingDecoder, Tokenizer
 from qkv.training.evaluation import EvaluationResult
 
 PROMPTS_PER_BATCH = 32
-"""Number of prompts per batch. Larger batches only need more memory."""
+"""The number of prompts per batch. Larger batches need more memory without being faster."""
 DEFAULT_SAMPLING = SamplingConfig()
 
 
@@ -34,16 +34,16 @@ class Continuation:
 
     text: str
     ids: list[int]
-    """All generated ids, including the ids of an end token or stop string, which the text omits."""
+    """All generated ids, including those of an end token or stop string, which `text` omits."""
     log_probabilities: list[float]
     finish_reason: FinishReason
     score: float | None = None
-    """The beam-search score, if beam search was used."""
+    """The beam search score, or `None` if beam search was not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedToken:
-    """A generated token of one prompt, and the characters (if any) that the token completes."""
+    """A token generated for one prompt, and the characters that it completes, if any."""
 
     row: int
     text: str
@@ -51,9 +51,9 @@ class StreamedToken:
 
 
 class LanguageModel:
-    """A GPT with its tokenizer.
+    """A GPT model with its tokenizer.
 
-    `generate` continues a prompt, and `score` computes the log-likelihood of a document.
+    `generate` continues a prompt, and `score` computes the negative log-likelihood of a document.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
@@ -75,9 +75,9 @@ class LanguageModel:
         stop: Sequence[str] = (),
         **sampling: Any,  # noqa: ANN401
     ) -> str:
-        """Generate text after a prompt.
+        """Generate text that continues a prompt.
 
-        Keyword arguments are fields of `SamplingConfig` (temperature, top_k, seed, …).
+        Additional keyword arguments are fields of `SamplingConfig` (temperature, top_k, seed, …).
         """
         return self.generate_batch([prompt], max_new=max_new, stop=stop, sampling=SamplingConfig(**sampling))[0].text
 
@@ -89,9 +89,9 @@ class LanguageModel:
         stop: Sequence[str] = (),
         sampling: SamplingConfig = DEFAULT_SAMPLING,
     ) -> list[Continuation]:
-        """Generate from several prompts in batches.
+        """Generate text that continues several prompts, in batches.
 
-        Batching does not change the results: prompt number i uses the seed `sampling.seed + i`.
+        Batching does not affect the results because prompt i always uses the seed `sampling.seed + i`.
         """
         continuations: list[Continuation] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
@@ -109,7 +109,7 @@ class LanguageModel:
     def stream(
         self, prompt: str, *, max_new: int = 200, stop: Sequence[str] = (), sampling: SamplingConfig = DEFAULT_SAMPLING
     ) -> Iterator[str]:
-        """Yield the generated text in parts. Characters are never split."""
+        """Generate text that continues a prompt, and yield it in parts. Multi-byte characters are never split."""
         for token in self.stream_batch([prompt], max_new=max_new, stop=stop, sampling=sampling, with_logits=False):
             if token.text:
                 yield token.text
@@ -123,9 +123,9 @@ class LanguageModel:
         sampling: SamplingConfig = DEFAULT_SAMPLING,
         with_logits: bool = True,
     ) -> Iterator[StreamedToken]:
-        """Yield every new token of every prompt in one batch.
+        """Generate text that continues several prompts in one batch, and yield each token.
 
-        Without `with_logits`, a GPU decodes several tokens before the first one is returned.
+        Without `with_logits`, a GPU decodes several tokens before the first one is yielded.
         """
         ids = [self.tokenize(prompt) for prompt in prompts]
         decoders = [StreamingDecoder(self.tokenizer, context_ids=prompt_ids) for prompt_ids in ids]
@@ -149,7 +149,7 @@ class LanguageModel:
             yield StreamedToken(step.row, text, step)
 
     def beam_search(self, prompts: Sequence[str], *, max_new: int = 200, beam: BeamConfig) -> list[list[Continuation]]:
-        """Returns the `beam.n_best` best continuations of each prompt, best first."""
+        """Return the `beam.n_best` best continuations of each prompt, best first."""
         continuations: list[list[Continuation]] = []
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             ids = [self.tokenize(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
@@ -166,7 +166,7 @@ class LanguageModel:
         return frozenset() if end is None else frozenset({end})
 
     def tokenize(self, prompt: str) -> list[int]:
-        """Tokenize a prompt. An empty prompt becomes the begin token if the tokenizer has one."""
+        """Tokenize a prompt. If the prompt is empty, return the begin token if the tokenizer has one."""
         ids = self.tokenizer.encode(prompt)
         if ids:
             return ids
@@ -182,10 +182,10 @@ class LanguageModel:
         return next(self.score_documents([document]))
 
     def score_documents(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
-        """Score documents in batches of similar length, and yield the scores in order.
+        """Compute the negative log-likelihood of each document, in batches of similar length, and yield them in order.
 
-        Leading and trailing whitespace is removed. Each document starts with the begin token, and its score includes
-        its end token. The number of bytes of a document is the size of its UTF-8 text. Documents longer than the
+        Leading and trailing whitespace is removed. The begin token is added before each document, and the score
+        includes the end token. The number of bytes of a document is its size in UTF-8. Documents longer than the
         context are split into overlapping windows (`log_likelihood.split_into_overlapping_windows`).
         """
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
@@ -203,9 +203,9 @@ class LanguageModel:
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 
     def _decode_token(self, decoder: StreamingDecoder, token_id: int) -> str:
-        """Decode a token.
+        """Decode a token, and return the characters that it completes.
 
-        Ids beyond the tokenizer's vocabulary, which are padding rows of the embedding, decode to an empty string.
+        Ids outside the tokenizer's vocabulary, which are padding rows of the embedding, decode to an empty string.
         """
         return decoder.add(token_id) if token_id < self.tokenizer.vocab_size else ""
 

@@ -1,4 +1,4 @@
-"""Load models by shipped name, run or model folder, file, or Hugging Face Hub name."""
+"""Load models by the name of a shipped model, a run or model folder, a file, or a name on the Hugging Face Hub."""
 
 import re
 from pathlib import Path
@@ -32,9 +32,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def locate_or_download_checkpoint(name: str | Path) -> Path:
-    """Returns the model file, or the folder with its config.json and weights. For a run, this is the best checkpoint.
+    """Return the path of a model file, or of the folder that contains a model's config.json and weights.
 
-    A local folder that contains a model takes precedence over a shipped model of the same name.
+    For a run, this is the folder of the best checkpoint. A local folder that contains a model takes precedence over a
+    shipped model with the same name.
     """
     path = Path(name)
     shipped_models = shipped_model_folders()
@@ -51,7 +52,7 @@ def locate_or_download_checkpoint(name: str | Path) -> Path:
 
 
 def resolve_or_download_model_folder(name: str | Path) -> Path:
-    """Like `locate_or_download_checkpoint`, but raises an error for a single file."""
+    """Return the model folder like `locate_or_download_checkpoint`, but raise an error for a single file."""
     path = locate_or_download_checkpoint(name)
     if path.is_file():
         raise InputError(f"{path}: expected a folder with config.json and model.safetensors, got a file")
@@ -68,7 +69,7 @@ def load(
 ) -> Task:
     """Load a model with its tokenizer as a task: `qkv.load("stories").generate("Once upon a time")`.
 
-    `int8` quantizes the model for faster and slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
+    `int8` quantizes the model for faster but slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
     `cpu`, `cuda` or `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU.
     """
     torch_device = require_cpu_for_int8(device) if int8 else resolve_device(device)
@@ -103,7 +104,7 @@ def load_as(
     device: str = "cpu",
     dtype: InferenceDType | str = InferenceDType.FLOAT32,
 ) -> AnyTask:
-    """Load a task of the given type, or raise an error if the model has another type."""
+    """Load a model as a task of the given type, or raise an error if the model requires a different task."""
     task = load(name, int8=int8, device=device, dtype=dtype)
     if not isinstance(task, task_type):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Negative log-likelihood of documents under a GPT."""
+"""Compute the negative log-likelihood of documents under a GPT model."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,22 +13,25 @@ from qkv.tasks.batches import batch_by_length
 from qkv.tensors import IGNORE_INDEX
 
 SCORING_BATCH_TOKENS = {"cpu": 4096}
-"""Maximum tokens per batch by device type, including padding. On a CPU, larger batches are not faster."""
+"""The maximum number of tokens per batch including padding, keyed by device type.
+
+On a CPU, larger batches are not faster.
+"""
 DEFAULT_SCORING_BATCH_TOKENS = 1 << 16
 LOGITS_CHUNK_SIZE = 1024
-"""Number of positions whose logits are computed at once. Storing all logits of a batch could take gigabytes."""
+"""The number of positions whose logits are computed at once. Storing all logits of a batch could take gigabytes."""
 PREFETCH_BATCHES = 32
-"""Number of batches whose documents are read ahead and sorted by length to reduce padding."""
+"""The number of batches that are read ahead so that documents can be sorted by length, which reduces padding."""
 
 
 @dataclass(frozen=True)
 class DocumentWindow:
-    """A part of a document that fits into the context. `ids[:-1]` are the inputs and `ids[1:]` the targets."""
+    """A part of a document that fits into the context. `ids[:-1]` are the inputs, and `ids[1:]` are the targets."""
 
     document_index: int
     ids: list[int]
     n_already_scored: int
-    """Number of leading targets that were already scored in the previous window."""
+    """The number of leading targets that were already scored in the previous window."""
 
 
 def split_into_overlapping_windows(
@@ -36,8 +39,9 @@ def split_into_overlapping_windows(
 ) -> Iterator[DocumentWindow]:
     """Split a document that is longer than the context into overlapping windows.
 
-    From the second window on, the first half only provides context and the second half is scored. Every token is scored
-    once. Except in the first window, each scored token is preceded by at least half a context.
+    The first window is scored completely. In each later window, the first half only provides context, and the rest is
+    scored. Every token is therefore scored exactly once, and after the first window, at least half a context precedes
+    each scored token.
     """
     start, scored = 0, 1
     while scored < len(ids):
@@ -50,9 +54,10 @@ def split_into_overlapping_windows(
 def document_nll_sums(
     model: GPT, documents: Iterable[list[int]], *, max_batch_tokens: int | None = None
 ) -> Iterator[float]:
-    """Yield the summed negative log-likelihood of each document's ids except the first, in nats and in document order.
+    """Yield the negative log-likelihood of each document in nats, in document order.
 
-    `max_batch_tokens` is the batch size in tokens and defaults to a value for the device.
+    The result is the sum over all ids of the document except the first. `max_batch_tokens` is the maximum number of
+    tokens per batch. The default depends on the device.
     """
     if max_batch_tokens is None:
         device = model.embedding.token.weight.device
@@ -90,7 +95,7 @@ def _document_loss_sums(model: GPT, documents: list[list[int]], max_batch_tokens
 @torch.inference_mode()
 def _window_losses(model: GPT, batch: list[DocumentWindow]) -> list[float]:
     ids, targets = (table.to(model.embedding.token.weight.device) for table in _pad_inputs_and_targets(batch))
-    # Padding is on the right, where causal attention ignores it, so no padding mask is needed.
+    # Causal attention never attends to the padding on the right, so no padding mask is needed.
     states = model.hidden_states(ids)
     rows, columns = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
     states, targets = states[rows, columns], targets[rows, columns]

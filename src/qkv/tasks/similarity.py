@@ -1,4 +1,4 @@
-"""Nearest-neighbor search by cosine similarity."""
+"""Find nearest neighbors by cosine similarity."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class SimilarText:
     index: int
-    """Index among the candidate texts."""
+    """The index of the text in the list of candidates."""
     cosine: float
 
 
 def find_nearest_by_dot_product(
     queries: Float[Tensor, "query d_model"], candidates: Float[Tensor, "text d_model"], *, n: int
 ) -> list[list[SimilarText]]:
-    """Returns the `n` candidates with the largest dot product for each query, best first.
+    """Return the `n` candidates with the largest dot products for each query, best first.
 
     For normalized vectors, the dot product is the cosine similarity.
     """

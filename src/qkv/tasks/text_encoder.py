@@ -1,4 +1,4 @@
-"""Fill masks, classify texts and compute embeddings with a BERT."""
+"""Fill masks, classify texts and compute embeddings with a BERT model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +25,15 @@ TextOrPair = str | tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedInput:
-    """A tokenized text or pair."""
+    """A tokenized text or pair of texts."""
 
     texts: tuple[str, ...]
     number: int
-    """Number of the text that is used in error messages."""
+    """The number that identifies the text in error messages."""
     ids: list[int]
     segments: list[int]
     n_truncated: int = 0
-    """Number of tokens removed by truncation."""
+    """The number of tokens that were removed by truncation."""
 
 
 TextInputs = Sequence[TextOrPair | TokenizedInput]
@@ -45,18 +45,18 @@ class MaskPrediction:
 
     id: int
     token: str
-    """Text of the token, with a leading ## if it continues a word."""
+    """The text of the token, with a leading ## if it continues a word."""
     probability: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilledText:
-    """A text with its masks filled, and the predictions for each mask."""
+    """A text whose masks have been filled, together with the predictions for each mask."""
 
     text: str
-    """The text with the most likely token in place of each mask, chosen independently."""
+    """The text in which each mask is replaced with its most likely token, independently of the other masks."""
     predictions: list[list[MaskPrediction]]
-    """The most likely tokens for each mask from left to right, best first."""
+    """The most likely tokens for each mask, best first. Masks are in order from left to right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +64,22 @@ class Classification:
     """The output of a classification head for one text."""
 
     labels: tuple[str, ...]
-    """The most likely class, or all labels with a probability of at least 0.5 in multi-label models.
+    """The most likely class or, for multi-label models, all labels with a probability of at least 0.5.
 
-    Empty for regression.
+    The tuple is empty for regression models.
     """
     probabilities: dict[str, float]
-    """Probability of every class, in the order of the config. Empty for regression."""
+    """The probability of each class, in the order of the classes in the config. Empty for regression models."""
     value: float | None = None
 
 
 class TextEncoder:
-    """A BERT with its tokenizer.
+    """A BERT model with its tokenizer.
 
-    `embed` and `find_similar` work with every BERT. `fill_mask`, `classify` and `next_sentence_probability` require the
-    respective head. All methods take texts or the result of `encode`, and a single string returns a single result.
-    Texts of similar length are batched, which does not change the results. Texts longer than the context raise an error
-    unless `truncate` is set.
+    `embed` and `find_similar` work with every BERT model. `fill_mask`, `classify` and `next_sentence_probability`
+    require the corresponding head. All of these methods take texts or the result of `tokenize`. For a single string,
+    they return a single result instead of a list. Texts of similar length are batched, which does not change the
+    results. Texts longer than the context raise an error unless `truncate` is set.
     """
 
     def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
@@ -113,8 +113,8 @@ class TextEncoder:
     ) -> list[TokenizedInput]:
         """Tokenize texts. Texts that are already tokenized are returned unchanged.
 
-        `max_tokens` lowers the limit below the context length. `first_number` is the number of the first text in error
-        messages.
+        `max_tokens` sets a limit below the context length. `first_number` is the number that identifies the first text
+        in error messages.
         """
         texts = [texts] if isinstance(texts, str) else texts
         limit = min(self.model.config.context_length, max_tokens or self.model.config.context_length)
@@ -154,9 +154,10 @@ class TextEncoder:
         normalize: bool | None = None,
         truncate: bool = False,
     ) -> Float[Tensor, "*text d_model"]:
-        """Compute one vector per text.
+        """Compute one embedding vector per text.
 
-        By default, uses the pooling and normalization that the model was trained with, or else normalized mean pooling.
+        By default, this method uses the pooling and normalization that the model was trained with. If the model does
+        not specify them, it uses normalized mean pooling.
         """
         if isinstance(texts, str):
             return self.embed([texts], pooling=pooling, normalize=normalize, truncate=truncate)[0]
@@ -175,7 +176,7 @@ class TextEncoder:
 
     @property
     def embedding(self) -> SentenceEmbedding:
-        """The default settings of `embed`."""
+        """The default pooling and normalization settings for `embed`."""
         return self.model.config.sentence_embedding or SentenceEmbedding(normalize=True)
 
     @overload
@@ -187,7 +188,7 @@ class TextEncoder:
     def find_similar(
         self, queries: TextInputs, candidates: TextInputs, *, n: int = 5
     ) -> list[SimilarText] | list[list[SimilarText]]:
-        """Returns the `n` texts with the highest cosine similarity to each query, best first."""
+        """Return the `n` candidates with the highest cosine similarity to each query, best first."""
         if isinstance(queries, str):
             return self.find_similar([queries], candidates, n=n)[0]
         if not candidates:
@@ -203,9 +204,9 @@ class TextEncoder:
     def fill_mask(self, texts: TextInputs, *, n: int = 5, truncate: bool = False) -> list[FilledText]: ...
     @torch.no_grad()
     def fill_mask(self, texts: TextInputs, *, n: int = 5, truncate: bool = False) -> FilledText | list[FilledText]:
-        """Predict the `n` most likely tokens for every mask token ([MASK]) of every text.
+        """Predict the `n` most likely tokens for each mask token ([MASK]) in each text.
 
-        Continuation tokens (##s) are only predicted for masks that directly follow a word.
+        Continuation tokens, such as ##s, are only predicted for masks that directly follow a word.
         """
         if isinstance(texts, str):
             return self.fill_mask([texts], n=n, truncate=truncate)[0]
@@ -220,7 +221,7 @@ class TextEncoder:
         for batch in self._encode_batches(tokenized_texts):
             rows, columns = (batch.ids == mask).nonzero(as_tuple=True)
             logits = self.model.masked_lm_logits(batch.states[rows, columns][None])[0].float()
-            # The model may have more rows than the tokenizer has ids. These are never predicted.
+            # The unembedding may have more rows than the tokenizer has ids. The extra rows are never predicted.
             probabilities = logits.softmax(-1)[:, : self.tokenizer.vocab_size]
             needs_word = torch.tensor(
                 [
@@ -243,19 +244,19 @@ class TextEncoder:
 
     @cached_property
     def _is_continuation(self) -> Bool[Tensor, " id"]:
-        """Whether each id continues a word."""
+        """Whether the token with each id continues a word."""
         names = (self.tokenizer.id_to_token(token_id) for token_id in range(self.tokenizer.vocab_size))
         return torch.tensor([name.startswith("##") for name in names])
 
     def _mask_follows_word(self, tokenized: TokenizedInput) -> list[bool]:
-        """Returns for each mask whether it directly follows a word."""
+        """Return a list that indicates whether each mask directly follows a word."""
         before = "\t".join(tokenized.texts).split(self.tokenizer.special_tokens[SpecialToken.MASK])[:-1]
         n_masks = tokenized.ids.count(self.tokenizer.special_id(SpecialToken.MASK))
         follows_word = [part[-1:].isalnum() for part in before][:n_masks]
         return follows_word + [False] * (n_masks - len(follows_word))
 
     def has_mask(self, text: TokenizedInput) -> bool:
-        """Returns whether a text contains a mask token."""
+        """Return whether a text contains a mask token."""
         return self.tokenizer.special_id(SpecialToken.MASK) in text.ids
 
     @overload
@@ -266,7 +267,7 @@ class TextEncoder:
     def classify(self, texts: TextInputs, *, truncate: bool = False) -> list[Classification]: ...
     @torch.no_grad()
     def classify(self, texts: TextInputs, *, truncate: bool = False) -> Classification | list[Classification]:
-        """Predict the class, labels or value of each text or pair, depending on the model's problem type."""
+        """Predict the class, labels or value for each text or pair, depending on the model's problem type."""
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         self._require_head("classifier", "classification head", "classify")
@@ -281,13 +282,13 @@ class TextEncoder:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, or numbers from 0 if the model has no class names."""
+        """The class names, or the class numbers as strings, starting at 0, if the model has no class names."""
         config = self.model.config
         return config.class_names or tuple(str(number) for number in range(config.n_classes or 0))
 
     @torch.no_grad()
     def next_sentence_probability(self, pairs: TextInputs, *, truncate: bool = False) -> list[float]:
-        """Returns the probability that the second text of each pair follows the first."""
+        """Return the probability that the second text of each pair follows the first."""
         self._require_head("next_sentence", "next-sentence head", "predict whether a text follows")
         tokenized_texts = self.tokenize(pairs, truncate=truncate)
         for tokenized in tokenized_texts:
@@ -319,7 +320,7 @@ class TextEncoder:
         self._encoder.compile()
 
     def _encode_batches(self, tokenized_texts: Sequence[TokenizedInput]) -> Iterator[EncodedBatch]:
-        """Yield the final states of all texts, in batches of similar length."""
+        """Compute the final states of all texts, and yield them in batches of similar length."""
         has_pairs = self.model.config.has_multiple_segments and any(
             len(tokenized.texts) == 2 for tokenized in tokenized_texts
         )

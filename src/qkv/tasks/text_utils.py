@@ -1,4 +1,4 @@
-"""Split texts to a length limit, normalize case, and search for terms."""
+"""Split texts into parts of limited length, normalize their case, and search them for terms."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ Fits = Callable[[str], bool]
 
 
 def split_to_fit(text: str, fits: Fits, *, fits_joined: Fits | None = None) -> list[str]:
-    """Split a text at sentence boundaries, or between words if a single sentence is too long.
+    """Split a text into parts at sentence boundaries, or between words if a sentence is too long.
 
-    `fits_joined` limits how many sentences are joined and defaults to `fits`. A single word that does not fit is
-    returned unchanged.
+    `fits` returns whether a part is short enough. Sentences are joined as long as `fits_joined`, which defaults to
+    `fits`, returns true for the result. A single word that does not fit is returned unchanged.
     """
     fits_joined = fits_joined or fits
     return (
@@ -28,7 +28,7 @@ def _split_sentences_to_fit(text: str, fits: Fits) -> Iterator[str]:
 
 
 def _join_with_spaces_while_fitting(parts: Iterator[str], fits: Fits) -> Iterator[str]:
-    """Join consecutive parts as long as they fit."""
+    """Join consecutive parts with spaces as long as the result fits."""
     current = ""
     for part in parts:
         if current and not fits(f"{current} {part}"):
@@ -41,7 +41,7 @@ def _join_with_spaces_while_fitting(parts: Iterator[str], fits: Fits) -> Iterato
 
 
 def has_words(text: str) -> bool:
-    """Returns whether a text contains a letter or digit of any script.
+    """Return whether a text contains a letter or digit in any script.
 
     Texts without letters and digits contain nothing to translate.
     """
@@ -49,10 +49,10 @@ def has_words(text: str) -> bool:
 
 
 def to_sentence_case(text: str) -> str:
-    """Convert to lowercase with a capital first letter."""
+    """Convert a text to lowercase, and capitalize its first letter."""
     return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), text.lower(), count=1)
 
 
 def contains_term(text: str, term: str) -> bool:
-    """Returns whether a text contains a term as complete words, ignoring case."""
+    """Return whether a text contains a term as a whole word or words, ignoring case."""
     return re.search(rf"(?<!\w){re.escape(term.strip())}(?!\w)", text, re.IGNORECASE) is not None

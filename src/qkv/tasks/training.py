@@ -36,11 +36,12 @@ def train(
 ) -> Path:
     """Train a model and return its run folder: `qkv.load(qkv.train("book.txt", "run", minutes=5))`.
 
-    `recipe_or_text` is a text file or a folder of text files, for a GPT with automatically chosen settings, or a recipe
-    or the path of a recipe (.toml). `minutes` limits the training time and defaults to 5 for text. `data` is the folder
-    of the recipe's files. `report` is called with every entry of metrics.jsonl. If `out` contains a run of the same
-    recipe, it is resumed, with the same results as an uninterrupted run. Ctrl-C stops after the current step, saves a
-    checkpoint and does not raise.
+    `recipe_or_text` is either a recipe (an object or the path of a .toml file), or a text file or folder of text files.
+    For text, a GPT is trained with automatically chosen settings. `minutes` limits the training time and defaults to 5
+    for text. `data` is the folder that contains the recipe's files. `report` is called with each entry of
+    metrics.jsonl. If `out` already contains a run with the same recipe, training resumes and produces the same results
+    as an uninterrupted run. Ctrl-C stops training after the current step and saves a checkpoint without raising an
+    exception.
     """
     if minutes is not None and minutes <= 0:
         raise InputError(f"minutes must be greater than 0, got {minutes}")
@@ -78,9 +79,9 @@ def _no_progress(_label: str) -> ProgressCallback:
 
 
 def _open_run_with_same_recipe(out: Path, recipe: Recipe, *, is_text: bool, ignore_steps: bool) -> PreparedRun:
-    """Open an existing run and check that it has the same recipe.
+    """Open an existing run, and check that its recipe matches `recipe`.
 
-    If `is_text` is set, only the family and the data must match, because the other settings depend on the training time
+    If `is_text` is set, only the family and the data must match because the other settings depend on the training time
     and the machine. If `ignore_steps` is set, the number of steps may differ.
     """
     prepared = open_run(out)

@@ -1,4 +1,4 @@
-"""Translate texts with an encoder–decoder."""
+"""Translate texts with an encoder–decoder model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -24,23 +24,26 @@ from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_in
 from qkv.weights.generation_config import GenerationConfig
 
 SOURCE_TOKENS_PER_BATCH = 1024
-"""Maximum source tokens per batch, including padding. Each source takes as many rows as there are beams."""
+"""The maximum number of source tokens per batch, including padding.
+
+In the decoder, each source occupies one row per beam.
+"""
 DEFAULT_BEAM = BeamConfig(n_beams=5)
 EMPTY_GLOSSARY: Mapping[str, str] = {}
 ALL_CAPS_TOKEN_RATIO = 1.5
-"""Minimum ratio of tokens in an all-caps text to tokens in its lowercase form.
+"""The minimum token ratio at which an all-caps text is translated in lowercase.
 
-At or above this ratio, the lowercase form is translated.
+The token ratio is the number of tokens in the all-caps text divided by the number of tokens in its lowercase form.
 """
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TranslationHypothesis(ShortRepr):
-    """One result of the beam search."""
+    """One of the translations found by beam search."""
 
     text: str
     ids: list[int]
-    """All generated ids. The text omits the end token and the repetitions of a loop."""
+    """All generated ids. `text` omits the end token and, if the output repeats itself in a loop, the repetitions."""
     tokens: list[str]
     log_probabilities: list[float]
     score: float
@@ -49,20 +52,21 @@ class TranslationHypothesis(ShortRepr):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Translation:
-    """The translation of one source.
+    """The translation of one source text.
 
-    A source without letters or digits is returned unchanged and has no ids. With `attention=True`,
-    `translation.attention.word_pairs()` aligns source and target words, `translation.attention.average()` is the
-    (target, source) matrix, and `plot_heatmaps(translation.attention.to_heatmap())` of `qkv.inspection` plots it.
+    A source without letters and digits is returned unchanged and has no ids. If the text was translated with
+    `attention=True`, `translation.attention.word_pairs()` aligns source and target words,
+    `translation.attention.average()` returns the (target, source) matrix, and
+    `qkv.inspection.plot_heatmaps(translation.attention.to_heatmap())` plots the matrix.
     """
 
     source: str
     source_ids: list[int]
     source_tokens: list[str]
     hypotheses: list[TranslationHypothesis]
-    """The requested number of hypotheses, best first."""
+    """The requested number of hypotheses, with the best one first."""
     attention: CrossAttention | None = None
-    """Cross-attention of the best hypothesis."""
+    """The cross-attention of the best hypothesis, if requested."""
 
     def __repr__(self) -> str:
         attention_text = "" if self.attention is None else f", {self.attention!r}"
@@ -79,9 +83,9 @@ class Translation:
 
 
 class Translator:
-    """An encoder–decoder with its tokenizers.
+    """An encoder–decoder model with its tokenizers.
 
-    `translate` returns text, and `translate_batch` returns tokens, scores and attention.
+    `translate` returns only text. `translate_batch` also returns tokens, scores and, optionally, attention.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Translator:
         name: str = "",
         generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
     ) -> None:
-        """`source` is the source tokenizer, if it differs from the target tokenizer."""
+        """Create a translator. `source` is the source tokenizer, if it differs from the target tokenizer."""
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
             raise InputError(
                 "Translator requires a model that takes text, "
@@ -104,13 +108,13 @@ class Translator:
         self.source_tokenizer = source or tokenizer
         self.name = name
         self.generation_config = generation_config
-        # If the model was trained for several tasks, the caller must choose one.
+        # If the model was trained for several tasks, the caller must select one of them.
         self.prefix = (
             next(iter(generation_config.task_prefixes.values())) if len(generation_config.task_prefixes) == 1 else ""
         )
-        """Text added before every source, such as T5's `translate English to German: `.
+        """The text that is added before each source text, such as T5's `translate English to German: `.
 
-        Set it with `with_task_prefix`.
+        Use `with_task_prefix` to create a translator with a different prefix.
         """
         self._prepacked = prepack_weights(model)
 
@@ -118,7 +122,10 @@ class Translator:
         return task_repr_prefix("Translator", self.model, self.name) + ")"
 
     def with_task_prefix(self, prefix: str) -> "Translator":
-        """Returns a copy for another task: a name in `generation_config.task_prefixes`, or any other prefix."""
+        """Return a copy of this translator for another task.
+
+        `prefix` is either the name of a task in `generation_config.task_prefixes` or the prefix itself.
+        """
         other = copy(self)
         other.prefix = self.generation_config.task_prefixes.get(prefix, prefix)
         return other
@@ -140,10 +147,10 @@ class Translator:
     @overload
     def translate(self, texts: list[str], *, beam: int = 5, split: bool | None = None) -> list[str]: ...
     def translate(self, texts: str | list[str], *, beam: int = 5, split: bool | None = None) -> str | list[str]:
-        """Translate a text, or a list of texts.
+        """Translate a text or a list of texts.
 
-        With `split`, long texts are split (`split_to_context_length`) and their translations joined. By default, this
-        depends on whether the model has a length limit for joined sentences.
+        If `split` is set, long texts are split with `split_to_context_length`, and the translations of the parts are
+        joined. By default, texts are split if the model has a length limit for joined sentences.
         """
         text_list = _as_text_list(texts)
         is_split = self.splits_by_default if split is None else split
@@ -157,14 +164,16 @@ class Translator:
     def splits_by_default(self) -> bool:
         """Whether long texts are split by default.
 
-        A model trained on single sentences omits most of a long text or repeats itself.
+        Splitting is needed for models trained on single sentences. Given a long text, such a model would omit most of
+        the text or repeat itself.
         """
         return self.generation_config.max_joined is not None
 
     def split_to_context_length(self, text: str) -> list[str]:
-        """Split a text at sentence boundaries, or between words if a single sentence is too long.
+        """Split a text at sentence boundaries, or between words if a sentence is too long.
 
-        Sentences are joined up to `generation_config.max_joined` tokens, or up to the context length.
+        Sentences are joined up to `generation_config.max_joined` tokens or, if that is `None`, up to the context
+        length.
         """
         context_length = self.model.config.context_length
         max_joined = min(context_length, self.generation_config.max_joined or context_length)
@@ -183,11 +192,12 @@ class Translator:
         glossary: Mapping[str, str] = EMPTY_GLOSSARY,
         attention: bool = False,
     ) -> list[Translation]:
-        """Translate texts in batches of similar length. Results are in the order of the texts.
+        """Translate texts in batches of similar length, and return the translations in the order of the texts.
 
-        `max_new` defaults to twice the number of source tokens plus 10. If a text contains a term of the `glossary`,
-        its translation contains the target term (what follows may continue its last word). A translation that reaches
-        the default limit is cut where it starts to repeat itself.
+        `max_new` is the maximum number of generated tokens per text and defaults to twice the number of source tokens
+        plus 10. A translation that reaches this default limit is cut off where it starts to repeat itself. If a text
+        contains a source term from `glossary`, its translation contains the target term, although the next token may
+        continue the term's last word.
         """
         prepared = [self._sentence_case_if_all_caps(text) for text in texts]
         sources = [self._encode_source(index, text) for index, text in enumerate(prepared)]
@@ -216,7 +226,11 @@ class Translator:
 
     @property
     def decoder_start_id(self) -> int:
-        """The first decoder input id: the configured one, the begin token, or the padding token."""
+        """The first decoder input id.
+
+        This is the id in the generation config, if set. Otherwise, it is the begin token or, if there is none, the
+        padding token.
+        """
         if self.generation_config.decoder_start_id is not None:
             return self.generation_config.decoder_start_id
         begin = self.tokenizer.find_special_id(SpecialToken.BOS)
@@ -227,9 +241,10 @@ class Translator:
         return frozenset({self.tokenizer.special_id(SpecialToken.EOS)})
 
     def normalize_and_add_prefix(self, text: str) -> str:
-        """Returns the text that the model translates, with the prefix.
+        """Normalize a text and add the prefix, which yields the text that the model receives.
 
-        Texts without words become empty, and all-caps texts become lowercase if the vocabulary has few uppercase words.
+        A text without words becomes empty. An all-caps text is converted to sentence case if that reduces the number of
+        tokens considerably.
         """
         return self._add_prefix(normalized) if (normalized := self._sentence_case_if_all_caps(text)) else ""
 
@@ -271,7 +286,7 @@ class Translator:
         return [self._encode_mid_text(target) for term, target in glossary.items() if contains_term(text, term)]
 
     def _encode_mid_text(self, term: str) -> list[int]:
-        """Returns the ids of a term inside a text, where the first token includes the preceding space."""
+        """Return the ids that a term has inside a text, where its first token includes the preceding space."""
         before = self.tokenizer.encode("a", add_special_tokens=False)
         both = self.tokenizer.encode(f"a {term.strip()}", add_special_tokens=False)
         return both[len(before) :] if both[: len(before)] == before else both
@@ -322,7 +337,7 @@ class Translator:
         )
 
     def _source_word_ids(self, text: str, ids: list[int]) -> list[int | None]:
-        """Returns the word index of each source token, not counting the words of the prefix."""
+        """Return the word index of each source token, not counting the words in the prefix."""
         n_prefix_words = len(self.prefix.split())
         prefixed = self._add_prefix(text)
         words = word_indices_of_spans(prefixed, token_byte_spans(self.source_tokenizer, prefixed, ids))

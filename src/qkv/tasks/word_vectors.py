@@ -1,4 +1,4 @@
-"""Word vectors: static ones from the embedding matrix, or contextual ones from a sentence."""
+"""Compute static word vectors from the embedding matrix and contextual word vectors from sentences."""
 
 import re
 from collections.abc import Sequence
@@ -30,17 +30,18 @@ class WordVectors:
 
     @property
     def euclidean(self) -> Float[Tensor, "word word"]:
-        # The distances are computed from differences because the faster matmul-based distance of a word to itself is
-        # not exactly 0.
+        # Compute distances from differences. With the faster matmul-based method, the distance between a word and
+        # itself would not be exactly 0.
         return torch.cdist(self.vectors, self.vectors, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 @torch.no_grad()
 def word_vectors(task: LanguageModel | TextEncoder, words_or_marked_contexts: Sequence[str]) -> WordVectors:
-    """Compute one vector per item.
+    """Compute one vector per word or marked context.
 
-    `king` is looked up in the embedding matrix, and `the river [bank]` is the last layer's state of the marked word. A
-    word of several tokens is represented by the mean of their vectors.
+    For a word without brackets, such as `king`, the vector is looked up in the embedding matrix. For a sentence such as
+    `the river [bank]`, the vector is the last layer's state for the marked word. If a word has several tokens, the
+    result is the mean of their vectors.
     """
     words, vectors = [], []
     for item in words_or_marked_contexts:
@@ -59,13 +60,16 @@ def word_vectors(task: LanguageModel | TextEncoder, words_or_marked_contexts: Se
 
 
 def word_ids(tokenizer: Tokenizer, word: str) -> list[int]:
-    """Returns the ids of a word, with a leading space (as inside a text) unless that takes more tokens."""
+    """Return the token ids of a word.
+
+    The word is tokenized with a leading space, like inside a text, unless that results in more tokens.
+    """
     bare, with_space = (tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}"))
     return with_space if len(with_space) <= len(bare) else bare
 
 
 def encode_and_locate_tokens(tokenizer: Tokenizer, sentence: str, start: int, end: int) -> tuple[list[int], list[int]]:
-    """Returns the ids of a sentence and the positions of the tokens that overlap characters `start` to `end`."""
+    """Return the ids of a sentence, and the positions of the tokens that overlap the characters `start` to `end`."""
     ids = tokenizer.encode(sentence)
     spans = tokenizer.token_spans_without_template(sentence)
     piece_ids = [span.id for span in spans]

@@ -1,4 +1,4 @@
-"""Tokenization: train, load and save tokenizers, encode texts, and decode token streams."""
+"""Train, load and save tokenizers, encode texts, and decode token streams."""
 
 from qkv.text.chunks import MAX_CHUNK_CHARACTERS, split_into_chunks
 from qkv.text.encodings import encode_texts, encode_truncated

@@ -1,8 +1,8 @@
 """Split long texts into chunks without changing their tokens.
 
-Texts are split before a single space between two non-space characters. No token of common tokenizers (byte-level
-patterns of GPT-2 and later, words of BERT, ▁words of SentencePiece) crosses such a split point, so the tokens of the
-chunks are the same as the tokens of the text. In two rare cases, one or two tokens at the split differ: a run of
+Texts are split before a single space between two non-space characters. In common tokenizers (byte-level patterns of
+GPT-2 and later, words of BERT, ▁words of SentencePiece), no token crosses such a split point, so the chunks have the
+same tokens as the text. In two rare cases, one or two tokens at the split differ: a run of
 `MAX_CHUNK_CHARACTERS` characters without a split point is split anyway, and tokenizers that prepend a space to every
 text (Llama 2) prepend one to every chunk.
 """
@@ -28,7 +28,7 @@ def split_into_chunks(text: str, *, max_characters: int = MAX_CHUNK_CHARACTERS) 
 
 
 def find_last_split_point_or_stop(text: str, *, start: int, stop: int) -> int:
-    """Return the last split point before `stop`, or `stop` if there is none after `start`."""
+    """Return the last split point before `stop`, or `stop` if there is no split point after `start`."""
     end = stop
     while (space := text.rfind(" ", start + 1, end)) >= 0:
         if _SPLIT_POINT.match(text, space):

@@ -1,4 +1,4 @@
-"""Encode texts and text pairs in batches or with truncation."""
+"""Encode texts and text pairs, either in batches or with truncation."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from qkv.text.tokenizer import Encoding, Tokenizer, check_encodable
 def encode_texts(
     tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]], *, parse_special_tokens: bool = False
 ) -> list[Encoding]:
-    """Encode rows without truncation. Each row is a text `(text,)` or a text pair `(text, text)`."""
+    """Encode rows of one text `(text,)` or two texts `(text, text)` without truncation."""
     for row in rows:
         for text in row:
             check_encodable(text)

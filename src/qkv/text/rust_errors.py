@@ -1,4 +1,4 @@
-"""Handle errors of the Rust library `tokenizers`."""
+"""Handle errors raised by the Rust library `tokenizers`."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from qkv.errors import InputError, QKVError
 
 @contextmanager
 def convert_errors_to_input_error(context: str) -> Iterator[None]:
-    """Convert any exception of `tokenizers`, including Rust panics, to an `InputError` that starts with `context`."""
+    """Convert exceptions from `tokenizers`, including Rust panics, to an `InputError` that starts with `context`."""
     try:
         yield
     except (QKVError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):

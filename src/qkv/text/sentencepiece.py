@@ -13,7 +13,8 @@ from qkv.text.sentencepiece_file import UNIGRAM, SentencePieceFile, SentencePiec
 SPACE_SYMBOL = "▁"
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
 UNUSED_SCORE = -1e6
-"""Score of ids that have no piece in the file. It is far below any sum of log p, so these ids are never used."""
+"""Score for ids without a piece in the file. These ids are never used because the score is far below any sum of log p.
+"""
 
 
 def build_unigram_sentencepiece_backend(
@@ -51,7 +52,7 @@ def build_unigram_sentencepiece_backend(
         if kind in (SentencePieceTokenKind.CONTROL, SentencePieceTokenKind.UNKNOWN)
     }
     special = [name for name in names if name in control | {END, UNKNOWN, PAD, *sentinels}]
-    # Multilingual models select the target language by a token such as >>fr<< at the start of the text.
+    # In multilingual models, a token such as >>fr<< at the start of the text selects the target language.
     languages = [name for name in names if re.fullmatch(r">>.+<<", name)]
     backend = tokenizers.Tokenizer(model)
     _set_normalizer_pre_tokenizer_decoder(backend, spm, special)
@@ -74,15 +75,15 @@ def _tokens_in_consecutive_id_order(file: Path, vocabulary: Mapping[str, int]) -
 def _set_normalizer_pre_tokenizer_decoder(
     backend: tokenizers.Tokenizer, spm: SentencePieceFile, special: list[str]
 ) -> None:
-    """Set the normalizer, pre-tokenizer and decoder of the backend."""
+    """Set the backend's normalizer, pre-tokenizer and decoder."""
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(spm.charsmap)] if spm.charsmap else []
     if spm.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     scheme = "always" if spm.add_dummy_prefix else "never"
-    # Control tokens that occur in a text are treated as ordinary text. Splitting after their first character prevents a
-    # match.
+    # Control tokens that occur in a text are treated as ordinary text. Splitting each of them after the first character
+    # prevents a match.
     control_pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in special)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -9,11 +9,11 @@ from pathlib import Path
 from qkv.errors import InputError
 
 UNIGRAM = 1
-"""`model_type` of unigram models. 2 is BPE."""
+"""Value of `model_type` for unigram models. BPE models have the value 2."""
 
 
 class SentencePieceTokenKind(IntEnum):
-    """Kind of a piece, with the values of sentencepiece_model.proto."""
+    """Kind of a SentencePiece piece. The enum values match sentencepiece_model.proto."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -30,7 +30,7 @@ class SentencePieceFile:
     """Fields of sentencepiece_model.proto that affect tokenization."""
 
     tokens: list[tuple[str, float, SentencePieceTokenKind]]
-    """Spelling, log p and kind of each piece, in the order of ids."""
+    """Spelling, log p and kind of each piece, sorted by id."""
     model_type: int = UNIGRAM
     split_by_whitespace: bool = True
     charsmap: bytes = b""
@@ -124,7 +124,7 @@ def _iterate_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Decode a varint (seven bits per byte, least significant first). Returns the number and the next offset."""
+    """Decode a varint (seven bits per byte, least significant first) and return the number and the next offset."""
     number = shift = 0
     while True:
         byte = data[offset]

@@ -1,4 +1,4 @@
-"""Decode a stream of token ids without splitting characters."""
+"""Decode a stream of token ids to text without splitting characters."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,22 +10,22 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class StreamingDecoder:
-    """Incremental decoder. The concatenated outputs equal `Tokenizer.decode` of all ids.
+    """Incremental decoder whose concatenated outputs equal the result of `Tokenizer.decode` for all ids.
 
-    Text that later ids may still change is held back: incomplete characters and runs of byte tokens such as `<0xF0>`.
+    The decoder holds back text that later ids may change: incomplete characters and runs of byte tokens such as
+    `<0xF0>`.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, context_ids: Sequence[int] = ()
     ) -> None:
-        """Create a decoder.
+        """Create a decoder for text that continues the text of `context_ids`.
 
-        `context_ids` are preceding ids that the text continues. The context matters because SentencePiece decoders
-        remove a space at the start of a text.
+        The context matters because SentencePiece decoders remove a space at the start of a text.
         """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        # Decoders depend at most on the previous token, so the ids of the last output are sufficient context.
+        # A token's text depends at most on the previous token, so the ids of the last output are sufficient context.
         self._context = [token_id for token_id in context_ids if token_id not in tokenizer.special_ids]
         self._pending: list[int] = []
 
@@ -49,13 +49,13 @@ class StreamingDecoder:
 
     @property
     def pending_text(self) -> str:
-        """Text that is held back, decoded as if no more ids followed."""
+        """Text that the decoder is holding back, decoded as if no more ids followed."""
         context = self._tokenizer.decode(self._context, skip_special_tokens=False)
         return self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)[len(context) :]
 
 
 def stream_text(tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True) -> Iterator[str]:
-    """Decode ids incrementally and yield non-empty texts as they become complete."""
+    """Decode ids incrementally, and yield each non-empty piece of text as soon as it is complete."""
     decoder = StreamingDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
     for token_id in ids:
         if text := decoder.add(token_id):

@@ -1,4 +1,4 @@
-"""Display text of single tokens."""
+"""Convert single tokens to text for display."""
 
 import json
 
@@ -6,10 +6,10 @@ from qkv.text.tokenizer import Tokenizer
 
 
 def token_text_or_vocabulary_name(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return the text of a token, including a leading space.
+    """Return the text of a token, including any leading space.
 
-    Tokens without text of their own are displayed as spelled in the vocabulary: special tokens (`<|endoftext|>`), parts
-    of a character (`ðŁĺ`) and unused ids.
+    The vocabulary spelling is returned for tokens without text of their own: special tokens (`<|endoftext|>`), parts of
+    a character (`ðŁĺ`) and unused ids.
     """
     text = _decodable_text(tokenizer, token_id)
     return _vocabulary_name(tokenizer, token_id) if text is None else text
@@ -24,7 +24,7 @@ def quoted_token_text(tokenizer: Tokenizer, token_id: int) -> str:
 def _decodable_text(tokenizer: Tokenizer, token_id: int) -> str | None:
     if token_id >= tokenizer.vocab_size or token_id in tokenizer.special_ids:
         return None
-    # Decode the token twice and drop the first, because decoders may remove a space at the start of a text.
+    # Decode two copies of the token and drop the first one because decoders may remove a space at the start of a text.
     first = tokenizer.decode([token_id], skip_special_tokens=False)
     text = tokenizer.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
     return None if not text or "\N{REPLACEMENT CHARACTER}" in text else text

@@ -1,4 +1,4 @@
-"""Tokenizer class, a thin immutable wrapper around Hugging Face `tokenizers`."""
+"""Provide a tokenizer class that is a thin immutable wrapper around Hugging Face `tokenizers`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from qkv.text.rust_errors import convert_errors_to_input_error
 
 @dataclass(frozen=True)
 class TokenByteSpan:
-    """A token and the range of UTF-8 bytes of the text that it covers."""
+    """A token and the range of UTF-8 bytes that it covers in the text."""
 
     id: int
     token: str
@@ -31,21 +31,21 @@ class Encoding:
 
     ids: list[int]
     segments: list[int]
-    """Segment ids: 0 for the first text and its special tokens, 1 for the second."""
+    """Segment ids: 0 for the first text and its special tokens, and 1 for the second text and its special tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
     """A trained tokenizer.
 
-    By default, special tokens that occur in a text (such as `<|endoftext|>`) are encoded as ordinary text, so that user
+    By default, special tokens that occur in a text (such as `<|endoftext|>`) are encoded as ordinary text so that user
     input cannot inject control tokens. `parse_special_tokens=True` encodes them as special tokens. Truncation and
     padding settings of the tokenizer file are disabled, so texts are never silently truncated.
     """
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[SpecialToken, str]
-    """Special tokens by role. A token may have several roles."""
+    """Special tokens, keyed by role. A token may have several roles."""
     name: str = "the tokenizer"
     """Name used in error messages, usually the name of the tokenizer file."""
 
@@ -59,22 +59,22 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one. This is the required number of embedding rows, even if the ids have gaps."""
+        """The largest id plus one. An embedding requires this number of rows even if some ids are unused."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the vocabulary, algorithm and special tokens."""
+        """Hash of the tokenizer's vocabulary, algorithm and special tokens."""
         state = json.dumps([self.backend.to_str(), sorted(self.special_tokens.items())])
         return blake2b(state.encode(), digest_size=32).hexdigest()
 
     def find_special_id(self, role: SpecialToken) -> int | None:
-        """Return the id of the special token with this role, or None if there is none."""
+        """Return the id of the special token with this role, or None if there is no such token."""
         token = self.special_tokens.get(role)
         return None if token is None else self.backend.token_to_id(token)
 
     def special_id(self, role: SpecialToken) -> int:
-        """Return the id of the special token with this role. Raises `InputError` if there is none."""
+        """Return the id of the special token with this role. Raises `InputError` if there is no such token."""
         token_id = self.find_special_id(role)
         if token_id is None:
             available = ", ".join(role.value for role in self.special_tokens) or "none"
@@ -89,7 +89,7 @@ class Tokenizer:
         return frozenset(roles | {token_id for token_id, token in added.items() if token.special})
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = False) -> list[int]:
-        """Encode a text. `add_special_tokens` applies the template of the tokenizer, e.g. [CLS] … [SEP]."""
+        """Encode a text. `add_special_tokens` applies the tokenizer's template, e.g. [CLS] … [SEP]."""
         with convert_errors_to_input_error("the text cannot be encoded"):
             check_encodable(text)
             backend = self.special_parsing_backend if parse_special_tokens else self.backend
@@ -98,7 +98,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special_tokens: bool = False
     ) -> list[list[int]]:
-        """Encode many texts. The result is the same as for `encode`, but batches are faster and release the GIL."""
+        """Encode many texts. The results match those of `encode`, but this method is faster and releases the GIL."""
         with convert_errors_to_input_error("the texts cannot be encoded"):
             for text in texts:
                 check_encodable(text)
@@ -127,7 +127,7 @@ class Tokenizer:
         return self.backend.id_to_token(token_id) or ""
 
     def token_spans_without_template(self, text: str, *, parse_special_tokens: bool = False) -> list[TokenByteSpan]:
-        """Tokenize a text without the template and return each token with its range of bytes.
+        """Tokenize a text without the template, and return each token with the range of UTF-8 bytes that it covers.
 
         Tokens that split a character may have overlapping ranges.
         """
@@ -143,15 +143,14 @@ class Tokenizer:
 
     @cached_property
     def special_parsing_backend(self) -> tokenizers.Tokenizer:
-        """Backend that parses special tokens in texts.
+        """A copy of the backend that parses special tokens in texts.
 
-        This backend is a copy because the option is part of the state of a backend, and other threads may be using the
-        original.
+        A copy is needed because this option is part of a backend's state, and other threads may be using the original.
         """
         return tokenizers.Tokenizer.from_str(self.backend.to_str())
 
     def _byte_level_token_ranges(self, tokens: list[str], text: str) -> list[tuple[int, int]] | None:
-        """Return exact byte ranges for byte-level vocabularies, where each character of a token is one byte."""
+        """Return exact byte ranges if the vocabulary is byte-level, so that each character of a token is one byte."""
         if not isinstance(self.backend.decoder, tokenizers.decoders.ByteLevel):
             return None
         ends = [0]

@@ -21,19 +21,19 @@ from qkv.text.tokenizer import Tokenizer
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SOURCE_SPM, TARGET_SPM = "source.spm", "target.spm"
-"""SentencePiece models of Marian, one per language.
+"""File names of Marian's SentencePiece models, one per language.
 
-The ids are stored in a joint vocab.json or in target_vocab.json.
+Token ids are stored separately, in a joint vocab.json or in target_vocab.json.
 """
 T5_SPM = "spiece.model"
 FOLDER_FILES = (TARGET_SPM, TOKENIZER_FILE, T5_SPM, "vocab.json", "vocab.txt")
-"""Tokenizer files in order of precedence. In Marian folders, tokenizer.json only covers one language."""
+"""Tokenizer files in order of precedence. In Marian folders, tokenizer.json covers only one language."""
 N_SENTINELS = 100
 """Default number of T5 sentinel tokens. The key `extra_ids` of the tokenizer config overrides it."""
 MAX_ID = 1 << 24
-"""Upper limit of ids. Larger ids indicate a corrupt file and would require huge embeddings."""
+"""Upper limit for token ids. Larger ids indicate a corrupt file and would require huge embeddings."""
 
-# Roles of common special tokens, used if tokenizer_config.json does not define any.
+# Roles of common special tokens. They are used if tokenizer_config.json does not define any roles.
 _COMMON_SPELLINGS: dict[SpecialToken, tuple[str, ...]] = {
     SpecialToken.BOS: ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
     SpecialToken.EOS: ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
@@ -122,7 +122,7 @@ def _validate_and_load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
 
 
 def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 - any JSON value
-    """Check that all special tokens in a template have an id, because `tokenizers` panics otherwise."""
+    """Check that all special tokens in a template have an id. Otherwise, `tokenizers` would panic."""
     if isinstance(processor, list):
         for element in processor:
             _check_template_tokens(file, element)
@@ -141,7 +141,7 @@ def _check_template_tokens(file: Path, processor: Any) -> None:  # noqa: ANN401 
 def _check_merges_have_subword_prefix(file: Path, model: dict[str, Any]) -> None:
     """Check that the second part of each merge starts with the continuation prefix.
 
-    `tokenizers` removes the prefix without checking and aborts the process if that fails.
+    `tokenizers` removes the prefix without checking that it is present, and aborts the process if the removal fails.
     """
     prefix = model.get("continuing_subword_prefix")
     if not prefix or not isinstance(prefix, str):
@@ -172,14 +172,14 @@ def _load_byte_level_bpe_files(file: Path) -> tokenizers.Tokenizer:
         backend.decoder = decoders.ByteLevel()
         begin, end = (backend.token_to_id(token) for token in ("<s>", "</s>"))
         if begin is not None and end is not None:
-            # BART and RoBERTa vocabularies contain <s> and </s>, which surround each text. GPT-2's vocabulary does not.
+            # In BART and RoBERTa, <s> and </s> surround each text. GPT-2's vocabulary does not contain these tokens.
             backend.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin), add_prefix_space=False)
         _register_common_special_tokens(backend)
         return backend
 
 
 def _load_sentencepiece_files(file: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Load a SentencePiece model. Marian stores the ids in a separate file, and T5 in the model itself."""
+    """Load a SentencePiece model. The ids are stored in a separate file for Marian and in the model itself for T5."""
     if file.name == T5_SPM:
         n_sentinels = settings.get("extra_ids", N_SENTINELS)
         if not isinstance(n_sentinels, int) or not 0 <= n_sentinels < MAX_ID:
@@ -204,7 +204,7 @@ def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.To
     missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in words]
     if missing:
         raise InputError(f"{file}: not a BERT vocabulary: missing {' '.join(missing)}")
-    # A cased vocabulary contains capital letters outside of special tokens.
+    # A cased vocabulary contains capital letters in tokens other than special tokens.
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     lowercase = settings.get("do_lower_case", not cased)
     with convert_errors_to_input_error(str(file)):
@@ -222,7 +222,7 @@ def _load_bert_vocabulary(file: Path, settings: dict[str, Any]) -> tokenizers.To
 
 
 def _register_common_special_tokens(backend: tokenizers.Tokenizer) -> None:
-    """Register common special tokens, because vocabulary files do not mark their special tokens."""
+    """Register common special tokens because vocabulary files do not indicate which tokens are special."""
     spellings = [spelling for group in _COMMON_SPELLINGS.values() for spelling in group]
     present = [spelling for spelling in dict.fromkeys(spellings) if backend.token_to_id(spelling) is not None]
     backend.add_special_tokens(present)

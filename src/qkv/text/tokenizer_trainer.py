@@ -50,11 +50,12 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a tokenizer with at most `vocab_size` ids, including special tokens.
 
-    Small training texts result in fewer ids.
+    If the training text is small, the tokenizer has fewer ids.
 
     The default `style` is GPT for bpe and char, BERT for wordpiece, and seq2seq for unigram. With `add_prefix_space`
-    (bpe only), a space is added to the start of each text and removed by decoding. The first word of a text then has
-    the same ids as elsewhere, so that the ids of concatenated sentences are the concatenated ids of the sentences.
+    (bpe only), a space is added to the start of each text and removed by decoding. The first word of a text is then
+    encoded in the same way as elsewhere, so encoding concatenated sentences gives the same ids as concatenating their
+    ids.
 
     Training of bpe and char tokenizers is deterministic. For wordpiece and unigram, `tokenizers` breaks ties randomly.
     """
@@ -73,7 +74,7 @@ def train_tokenizer(
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     with convert_errors_to_input_error(f"cannot train a {kind} tokenizer with vocab_size={vocab_size}"):
         _train_backend(kind, backend, _chunk_texts_raise_if_empty(texts), roles=roles, vocab_size=vocab_size)
-        # Training resets the post-processor, so the post-processor is set after training.
+        # The post-processor must be set after training because training resets it.
         if (processor := _build_template(backend, roles)) is not None:
             backend.post_processor = processor
     tokenizer = Tokenizer(backend, roles)
@@ -130,7 +131,7 @@ def _train_backend(
             trainer = trainers.WordPieceTrainer(
                 vocab_size=vocab_size,
                 special_tokens=special_tokens,
-                # A letter may need two entries, `a` and `##a`. The rarest letters become unknown.
+                # A letter may need two entries, `a` and `##a`. The rarest letters become unknown tokens.
                 limit_alphabet=max((vocab_size - len(special_tokens)) // 2, 1),
                 show_progress=False,
             )
@@ -148,12 +149,15 @@ def _train_backend(
         backend.train_from_iterator(chunks, trainer)
     if kind is TokenizerKind.UNIGRAM:
         _round_and_sort_unigram_scores(backend)
-    # Special tokens are added after training, because a unigram model would match them in plain text otherwise.
+    # Special tokens are added after training. Otherwise, a unigram model would match them in plain text.
     backend.add_special_tokens(special_tokens)
 
 
 def _round_and_sort_unigram_scores(backend: tokenizers.Tokenizer) -> None:
-    """Round scores to six decimals, because `tokenizers` does not restore longer ones exactly from JSON."""
+    """Sort the unigram scores and round them to six decimals.
+
+    `tokenizers` does not restore scores with more decimals exactly from JSON.
+    """
     model = json.loads(backend.to_str())["model"]
     unknown, *entries = [(token, round(score, 6)) for token, score in model["vocab"]]
     entries.sort(key=lambda entry: (-entry[1], entry[0]))
@@ -191,7 +195,7 @@ def _build_template(
 
 
 def _chunk_texts_raise_if_empty(texts: Iterable[str]) -> Iterator[str]:
-    """Split texts into chunks to limit memory. Raises `InputError` if all texts are empty."""
+    """Split texts into chunks to limit memory use. Raises `InputError` if all texts are empty."""
     empty = True
     for text in texts:
         if text:

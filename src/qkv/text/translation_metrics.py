@@ -1,4 +1,4 @@
-"""Translation metrics: BLEU and chrF, computed by sacrebleu."""
+"""Compute the translation metrics BLEU and chrF with sacrebleu."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,25 +9,25 @@ from qkv.errors import InputError, MissingExtraError
 N_BOOTSTRAP_SAMPLES = 1000
 """Default number of bootstrap samples."""
 SOURCE_LENGTH_LIMITS = (5, 10, 20, 40)
-"""Upper limits of the source length buckets, in words. The last bucket is unbounded."""
+"""Upper limits of the source length buckets, in words. The last bucket has no upper limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricScore:
-    """Corpus-level score of a metric. `low` and `high` are the bounds of its 95 % bootstrap confidence interval."""
+    """Corpus-level score for a metric. `low` and `high` are the bounds of its 95 % bootstrap confidence interval."""
 
     score: float
     low: float | None
     high: float | None
     signature: str
     p_value: float | None = None
-    """p-value of a paired bootstrap test against the first system."""
+    """p-value from a paired bootstrap test against the first system."""
 
 
 def score_translations(
     translations: Sequence[str], references: Sequence[str], *, n_bootstrap_samples: int = N_BOOTSTRAP_SAMPLES
 ) -> dict[str, MetricScore]:
-    """Compute BLEU and chrF. If `n_bootstrap_samples` is 0, confidence intervals are omitted to save time."""
+    """Compute BLEU and chrF for translations. If `n_bootstrap_samples` is 0, confidence intervals are omitted."""
     _check_equal_nonzero_counts(translations, references)
     scores = {}
     for name, metric in _create_bleu_and_chrf().items():
@@ -46,7 +46,7 @@ def score_translations(
 def compare_with_first_system(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], *, n_bootstrap_samples: int = N_BOOTSTRAP_SAMPLES
 ) -> dict[str, dict[str, MetricScore]]:
-    """Compute the metrics of each system, with p-values of paired bootstrap tests against the first system."""
+    """Compute the metrics for each system, with p-values from paired bootstrap tests against the first system."""
     for translations in systems.values():
         _check_equal_nonzero_counts(translations, references)
     metrics = _create_bleu_and_chrf()
@@ -69,7 +69,7 @@ def compare_with_first_system(
 def bleu_by_source_length(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Compute BLEU separately for buckets of source lengths, in whitespace-separated words."""
+    """Compute BLEU separately for each bucket of source lengths, measured in whitespace-separated words."""
     _check_equal_nonzero_counts(translations, references)
     _check_equal_nonzero_counts(translations, sources, "sources")
     buckets: dict[int, list[int]] = {}
@@ -89,7 +89,7 @@ def bleu_by_source_length(
 
 
 def scores_to_dict(scores: Mapping[str, MetricScore]) -> dict[str, Any]:
-    """Convert scores to dictionaries without the fields that are None."""
+    """Convert scores to dictionaries, omitting fields that are None."""
     return {name: {k: v for k, v in asdict(score).items() if v is not None} for name, score in scores.items()}
 
 
@@ -100,7 +100,7 @@ def _score_from_paired_test(results: Sequence[Any], index: int, signature: str) 
         low=None if result.ci is None else float(result.mean - result.ci),
         high=None if result.ci is None else float(result.mean + result.ci),
         signature=signature,
-        # If two systems have equal scores, sacrebleu returns the smallest possible p-value, 1/(samples + 1).
+        # For two systems with equal scores, sacrebleu returns the smallest possible p-value, 1/(samples + 1).
         p_value=1.0 if index and is_equal else result.p_value,
     )
 

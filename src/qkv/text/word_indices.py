@@ -1,4 +1,4 @@
-"""Map tokens to the words they belong to."""
+"""Map tokens to the words to which they belong."""
 
 import re
 from bisect import bisect_left
@@ -16,12 +16,15 @@ Span = tuple[int, int]
 def token_byte_spans(
     tokenizer: Tokenizer, text: str, ids: list[int], *, parse_special_tokens: bool = False
 ) -> list[Span | None]:
-    """Return the range of UTF-8 bytes of each id of an encoded text, or None for special tokens of the template."""
+    """Map each token id to the UTF-8 byte range that it covers in the text.
+
+    The range is None for special tokens that the template added.
+    """
     remaining = deque(tokenizer.token_spans_without_template(text, parse_special_tokens=parse_special_tokens))
     template_ids = _template_ids(tokenizer)
     spans: list[Span | None] = []
     for token_id in ids:
-        # A special token that occurs in the text is the next remaining span. Otherwise, the template added it.
+        # A special token from the text matches the next remaining span. Otherwise, the template added the token.
         if not remaining or (token_id in template_ids and token_id != remaining[0].id):
             spans.append(None)
         else:
@@ -31,13 +34,13 @@ def token_byte_spans(
 
 
 def word_indices_of_spans(text: str, spans: Sequence[Span | None]) -> list[int | None]:
-    """Return the index of the whitespace-separated word that contains each span. The index of a None span is None."""
+    """Return the index of the whitespace-separated word that contains each span, or None if the span is None."""
     ends = list(accumulate(len(part.encode()) for part in re.findall(r"\s*\S+", text)))
     return [None if span is None or not ends else min(bisect_left(ends, span[1]), len(ends) - 1) for span in spans]
 
 
 def word_indices_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int | None]:
-    """Return the word index of each id, or None for special tokens. The original text is not required.
+    """Return the word index of each token id, or None for special tokens, without using the original text.
 
     The ids are decoded incrementally, and the words of the decoded text are counted after each id.
     """
@@ -57,12 +60,12 @@ def word_indices_of_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int | None
 
 
 def _count_new_words(last: str, text: str) -> int:
-    """Count the words that start in a text that follows the character `last`."""
+    """Count the words that start in `text`, given that the preceding character is `last`."""
     continues_word = not last.isspace() and not text[:1].isspace()
     return max(0, len(text.split()) - continues_word)
 
 
 def _template_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return all special ids except the id of <unk>, which represents part of the text."""
+    """Return all special token ids except the id of <unk>, which represents part of the text."""
     unknown = tokenizer.find_special_id(SpecialToken.UNK)
     return tokenizer.special_ids - ({unknown} if unknown is not None else set())

@@ -1,4 +1,4 @@
-"""Training: objectives, optimizers, schedules, the training loop, run folders and evaluation."""
+"""Training objectives, optimizers, schedules, the training loop, run folders and evaluation."""
 
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.evaluation import EvaluationResult, evaluate

@@ -9,10 +9,10 @@ from qkv.nn import Block
 
 
 def enable_activation_checkpointing(model: nn.Module) -> None:
-    """Make every block save only its input for the backward pass.
+    """Save only the input of each block for the backward pass.
 
-    Results, dropout masks and weight names do not change.
+    The results, dropout masks and weight names do not change.
     """
     for block in [part for part in model.modules() if isinstance(part, Block)]:
-        # nn.Module.__call__ uses this instance attribute instead of the forward method of the class.
+        # nn.Module.__call__ uses this instance attribute instead of the class's forward method.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

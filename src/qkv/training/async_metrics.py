@@ -1,7 +1,7 @@
 """Asynchronous transfer of step metrics from the GPU to the host.
 
-Reading the loss right after a step would make the GPU wait for the host before it can start the next step. Instead, the
-copy is queued on the stream and its result is read while the next step runs.
+If the loss were read right after a step, the GPU would have to wait for the host before starting the next step.
+Instead, the copy is queued on the stream, and its result is read while the next step runs.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """Loss, gradient norm and metrics of one training step, as Python numbers."""
+    """The loss, gradient norm and metrics of one training step, as Python numbers."""
 
     loss: float
     """Mean loss per target."""
@@ -32,25 +32,26 @@ class StepMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """Result of one training step, on the device."""
+    """The result of one training step, stored on the device."""
 
     metric_names: tuple[str, ...]
-    """Names of the metrics, in the order of `values`."""
+    """Metric names, in the same order as in `values`."""
     grad_norm: Float[Tensor, ""]
     """Global gradient norm before clipping."""
     values: Float[Tensor, " value"]
-    """Gradient norm and loss, then the total and count of each metric. A single tensor requires only one copy."""
+    """Gradient norm and loss, followed by the total and count of each metric. Using a single tensor requires only one
+    copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingMetrics:
-    """Metrics of a step whose copy to the host may still be running."""
+    """The metrics of a step, which may still be in transfer to the host."""
 
     batch: TrainingBatch
     step: int
     output: StepOutput
     host_values: Float[Tensor, " value"]
-    """CPU tensor that is valid once `copy_done` has been reached."""
+    """A CPU tensor that becomes valid when `copy_done` has been reached."""
     copy_done: torch.cuda.Event | None
 
     def read(self) -> StepMetrics:
@@ -64,7 +65,7 @@ class PendingMetrics:
 
 
 def copy_to_host_async(output: StepOutput, batch: TrainingBatch, step: int) -> PendingMetrics:
-    """Starts an asynchronous copy to the host without synchronizing."""
+    """Start an asynchronous copy to the host without synchronizing."""
     host_values, copy_done = output.values.to("cpu", non_blocking=True), None
     if output.values.is_cuda:
         copy_done = torch.cuda.Event()
@@ -73,9 +74,9 @@ def copy_to_host_async(output: StepOutput, batch: TrainingBatch, step: int) -> P
 
 
 def pin_batch(batch: BatchT) -> BatchT:
-    """Returns the batch with its tensors in pinned memory.
+    """Return the batch with its tensors in pinned memory.
 
-    A copy from pageable memory would synchronize with the GPU first, even with `non_blocking=True`.
+    A copy from pageable memory would first synchronize with the GPU, even with `non_blocking=True`.
     """
     pinned = {name: value.pin_memory() for name, value in vars(batch).items() if isinstance(value, Tensor)}
     return cast(BatchT, replace(cast(Any, batch), **pinned))

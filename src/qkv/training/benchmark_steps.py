@@ -1,4 +1,4 @@
-"""Steps of randomly initialized models for benchmarks and calibration."""
+"""Build randomly initialized models and steps that run them, for benchmarks and calibration."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,11 +16,11 @@ from qkv.training.optimizer import build_optimizers
 
 Step = Callable[[], object]
 INIT_STD = 0.02
-"""Standard deviation of the random weights, typical of trained models."""
+"""Standard deviation of the random weights, which is typical of trained models."""
 
 
 def build_random_model(config: ModelConfig, device: torch.device, dtype: Precision) -> Model:
-    """Build a model with random weights, initialized directly on the device. Tied weights stay tied."""
+    """Build a model with random weights that are initialized directly on the device. Tied weights stay tied."""
     with torch.device("meta"):
         model = build(config)
     new_parameters: dict[int, nn.Parameter] = {}
@@ -49,7 +49,10 @@ def parameter_dtype(precision: Precision) -> torch.dtype:
 
 
 def configure_model_and_build_step(model: Model, work: Workload) -> Step:
-    """Returns a function that runs one step of the workload. Sets the attention kernel and the mode of the model."""
+    """Configure the model for the workload and return a function that runs one step.
+
+    This sets the model's attention kernel and its training or evaluation mode.
+    """
     work.check_supported_by(model.config)
     for part in model.modules():
         if isinstance(part, Attention):
@@ -67,7 +70,7 @@ def configure_model_and_build_step(model: Model, work: Workload) -> Step:
 
 
 def build_loss(model: Model, work: Workload) -> Callable[[], Tensor]:
-    """Returns a function that computes the mean loss of random ids: the forward pass of a training step."""
+    """Return a function that computes the mean loss for random ids, which is the forward pass of a training step."""
     run, device = _build_forward_pass(model, work), _model_device(model)
     is_mixed = work.dtype is Precision.MIXED
 
@@ -84,7 +87,7 @@ def build_loss(model: Model, work: Workload) -> Callable[[], Tensor]:
 
 
 def build_loss_and_backward_step(model: Model, work: Workload) -> Step:
-    """Returns a function that runs the forward and backward pass of a training step without the update."""
+    """Return a function that runs the forward and backward passes of a training step without the optimizer update."""
     loss, parameters = build_loss(model, work), list(model.parameters())
 
     def step() -> None:
@@ -96,7 +99,7 @@ def build_loss_and_backward_step(model: Model, work: Workload) -> Step:
 
 
 def _build_training_step(model: Model, work: Workload) -> Step:
-    """Returns a function that runs a full training step like the trainer: loss, gradients, clipping and AdamW."""
+    """Return a function that runs a full training step as the trainer does: loss, gradients, clipping and AdamW."""
     loss = build_loss(model, work)
     parameters = list(model.parameters())
     optimizers = build_optimizers(model, TrainingConfig(steps=1000, batch_size=work.batch_size, seq_len=work.seq_len))
@@ -130,7 +133,7 @@ def _random_source(model: Seq2Seq | RNNSeq2Seq, work: Workload) -> Tensor:
 
 
 def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tensor]]:
-    """Returns a function that runs one pass over full sequences and returns the output of every head of the model."""
+    """Return a function that runs one pass over full sequences and returns the output of every model head."""
     config = model.config
     ids = _random_ids(model, work.batch_size, work.seq_len, config.vocab_size)
     is_prefill = work.mode is Mode.PREFILL
@@ -187,7 +190,7 @@ def _set_cache_length(cache: KVCache, n: int) -> None:
 
 @torch.inference_mode()
 def _build_decode_step(model: Model, work: Workload) -> Callable[[], Tensor]:
-    """Returns a function that decodes one token per row with seq_len − 1 tokens in the cache."""
+    """Return a function that decodes one token per row with seq_len − 1 tokens in the cache."""
     ids = _random_ids(model, work.batch_size, 1, model.config.vocab_size)
     match model:
         case GPT():
@@ -212,7 +215,10 @@ def _build_decode_step(model: Model, work: Workload) -> Callable[[], Tensor]:
 
 
 def _randomize_keys_and_values(cache: KVCache) -> KVCache:
-    """Fill the cache with random keys and values because zero pages may not be in memory until they are written."""
+    """Fill the cache with random keys and values.
+
+    Pages of zeros may not be allocated in physical memory until they are written.
+    """
     for layer in cache.layers:
         layer.keys.normal_()
         layer.values.normal_()

@@ -34,15 +34,16 @@ from qkv.training.objectives import (
 from qkv.training.text_preparation import prepare_text_stores
 
 VALIDATION_SEED = 0
-"""Independent of the seed of the run so that all runs are evaluated on the same pairs and masked tokens."""
+"""Validation seed. It is independent of the run's seed so that all runs are evaluated on the same pairs and masked
+tokens."""
 
 _EVAL_BATCH_SIZE = 32  # larger batches are not faster on a CPU
 _TaskSums = tuple[Tensor, Tensor, Tensor]
-"""Summed loss, number of correct predictions, number of predictions."""
+"""Summed loss, number of correct predictions and number of predictions."""
 
 
 class BERTFamily:
-    """Trains BERTs on text files, split into documents and sentences.
+    """The BERT model family, which is trained on text files split into documents and sentences.
 
     Sentence pairs and masked tokens are sampled again in every epoch.
     """
@@ -66,7 +67,7 @@ class BERTFamily:
         elif recipe.data.validation_fraction is not None:
             train, validation = train.split(recipe.data.validation_fraction)
         corpus = SentenceCorpus(tokenizer=tokenizer, examples=recipe.masking, train=train, validation=validation)
-        corpus.data(recipe.training)  # fails early for texts that yield no pairs, before the model is built
+        corpus.data(recipe.training)  # fails early if the texts yield no pairs, before the model is built
         return corpus
 
     def objective(self, model: BERT, training: TrainingConfig) -> Objective:
@@ -99,7 +100,7 @@ class SentenceCorpus:
         if self.validation is None:
             return TrainingData(batch=batches.batch)
         held_out = self._batches(self.validation, training, rows=training.micro_batch_size, seed=VALIDATION_SEED)
-        # Only full batches, so that a compiled model sees a single shape.
+        # Keep only full batches so that a compiled model sees a single shape.
         n = max(1, held_out.pair_sampler.n_examples // training.micro_batch_size)
         n = n if training.eval_batches is None else min(n, training.eval_batches)
         return TrainingData(batch=batches.batch, validation=lambda: (held_out.batch(t) for t in range(n)))
@@ -119,7 +120,7 @@ class SentenceCorpus:
 
 
 def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective:
-    """Returns the objective for masked language modeling, plus next-sentence prediction if batches have labels for it.
+    """Return the objective for masked language modeling and, if the batches are labeled, next-sentence prediction.
 
     The trainer divides the loss by the number of masked tokens. The next-sentence loss is therefore multiplied by the
     number of masked tokens per row so that the result is the sum of the two mean losses, as in the paper. Logits are
@@ -183,7 +184,10 @@ def bert_pretraining_objective(model: BERT, config: TrainingConfig) -> Objective
 def evaluate_bert_pretraining(
     model: BERT, tokenizer: Tokenizer, files: Sequence[str | Path], *, progress: ProgressBars
 ) -> EvaluationResult:
-    """Evaluate masked language modeling, and next-sentence prediction if the model has that head, on text files."""
+    """Evaluate a BERT model on text files.
+
+    Masked language modeling is always evaluated. Next-sentence prediction is evaluated only if the model has that head.
+    """
     training = TrainingConfig(
         steps=1,
         batch_size=_EVAL_BATCH_SIZE,

@@ -1,4 +1,4 @@
-"""Training objective and prediction for text classification and regression."""
+"""Training objective and predictions for text classification and regression."""
 
 from collections.abc import Iterable
 
@@ -19,13 +19,13 @@ STEP_METRICS = {
     ProblemType.MULTI_LABEL: "label_accuracy",
     ProblemType.REGRESSION: "absolute_error",
 }
-"""Metric that is logged in every step. `label_accuracy` counts every label of every text separately."""
+"""Name of the metric that is logged at every step. `label_accuracy` counts every label of every text separately."""
 
 
 def classification_objective(model: BERT, config: TrainingConfig, *, target_variance: float = 1.0) -> Objective:
-    """Returns the objective for the problem of the model: cross-entropy, binary cross-entropy or squared error.
+    """Return the objective for the model's problem type: cross-entropy, binary cross-entropy or squared error.
 
-    For regression, `target_variance` makes the loss the unexplained fraction of the variance of the targets.
+    For regression, the loss is divided by `target_variance` to give the unexplained fraction of the targets' variance.
     """
     device, problem_type = model.embedding.token.weight.device, model.config.problem_type
     autocast = autocast_factory(config.precision, device)
@@ -42,7 +42,7 @@ def classification_objective(model: BERT, config: TrainingConfig, *, target_vari
                 error = logits.squeeze(-1) - batch.targets
                 return error.square().sum() / target_variance, error.abs()
 
-    # Dynamic shapes, because the sequence length differs between batches.
+    # Use dynamic shapes because the sequence length differs between batches.
     compute = torch.compile(loss_and_metric, dynamic=True) if config.compile else loss_and_metric
     name = STEP_METRICS[problem_type]
 
@@ -57,14 +57,14 @@ def classification_objective(model: BERT, config: TrainingConfig, *, target_vari
 
 
 def compute_class_logits(model: BERT, batch: LabeledBatch) -> Tensor:
-    """Compute the logits of the classifier. Segment ids are only passed to models that use them."""
+    """Compute the classifier's logits. Segment ids are passed only to models that use them."""
     segments = batch.segments if model.config.has_multiple_segments else None
     return model.class_logits(model(batch.ids, segments=segments, attention_mask=batch.attention_mask))
 
 
 @torch.inference_mode()
 def predict_labels_in_row_order(model: BERT, batches: Iterable[LabeledBatch], *, precision: Precision) -> NDArray:
-    """Predict every row, in the original order: class ids, a 0/1 matrix of labels, or numbers."""
+    """Predict class ids, a 0/1 label matrix or numbers for every row, in the original order."""
     device = model.embedding.token.weight.device
     model.eval()
     rows, logits = [], []

@@ -1,7 +1,7 @@
-"""CUDA graph capture and replay of training steps.
+"""Capture training steps in CUDA graphs and replay them.
 
-A step of a small model runs thousands of kernels. Each takes only a few microseconds, which is less than the time to
-launch it. Replaying a captured graph requires only a single launch.
+A step of a small model runs thousands of kernels. Each kernel runs for only a few microseconds, which is less than the
+time to launch it. Replaying a captured graph requires only a single launch.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,16 @@ from qkv.training.objectives import DeviceInputs, Objective, SplitObjective
 
 T = TypeVar("T")
 WARMUP_STEPS = 2
-"""Eager steps before the capture, for one-time work: compilation, kernel selection, optimizer state allocation."""
+"""Number of eager steps before the capture. They perform one-time work: compilation, kernel selection and optimizer
+state allocation."""
 
 
 def can_capture(objective: Objective, config: TrainingConfig, device: torch.device) -> bool:
-    """Returns True if training steps can be captured in a CUDA graph.
+    """Return True if training steps can be captured in a CUDA graph.
 
-    This requires a compiled model, a CUDA device, a single process and one micro-batch per batch. With several
-    processes, the objective is wrapped and is no longer a `SplitObjective`. A second micro-batch would have to add to
-    the gradients of the first, which have already been freed after its capture.
+    Capturing requires a compiled model, a CUDA device, a single process and one micro-batch per batch. With several
+    processes, the objective is wrapped and is no longer a `SplitObjective`. With several micro-batches, the second one
+    would have to add to the gradients of the first, but these have already been freed after its capture.
     """
     has_one_micro_batch = config.micro_batch_size == config.batch_size
     is_capturable = has_one_micro_batch and config.compile and not config.activation_checkpointing
@@ -30,9 +31,9 @@ def can_capture(objective: Objective, config: TrainingConfig, device: torch.devi
 
 
 class CUDAGraphStep(Generic[T]):
-    """Runs a step eagerly at first, then captures it in a CUDA graph once the input shapes have repeated.
+    """A training step that runs eagerly at first and is captured in a CUDA graph once the input shapes repeat.
 
-    The capture happens at the third consecutive call with the same shapes. Steps with other input shapes run eagerly.
+    The step is captured at the third consecutive call with the same shapes. Steps with other input shapes run eagerly.
     The returned tensors are overwritten by the next call.
     """
 
@@ -40,14 +41,14 @@ class CUDAGraphStep(Generic[T]):
         self._capture = capture_graph if capture is None else capture
         self._static_inputs: DeviceInputs = ()
         self._n_repeats = 0
-        """Number of consecutive calls with the same input shapes, including the last one."""
+        """Number of consecutive calls with the same input shapes, including the most recent one."""
         self._shapes: list[torch.Size | None] = []
         self._replay: Callable[[], T] | None = None
 
     def __call__(self, inputs: DeviceInputs, step_function: Callable[[DeviceInputs], T]) -> T:
         """Run or replay `step_function`, which must not read values back to the host.
 
-        All other tensors that it reads or modifies must keep their memory addresses between calls.
+        All other tensors that the function reads or modifies must keep their memory addresses between calls.
         """
         shapes = [None if tensor is None else tensor.shape for tensor in inputs]
         if self._replay is None:
@@ -67,8 +68,8 @@ class CUDAGraphStep(Generic[T]):
 def capture_graph(step_function: Callable[[], T]) -> Callable[[], T]:
     """Capture the kernels that `step_function` launches, without running them, and return a function that replays them.
 
-    The mode `thread_local` forbids synchronizing calls only in this thread because the prefetch thread pins batches
-    during the capture.
+    The capture mode `thread_local` forbids synchronizing calls only in this thread. Other threads are not restricted
+    because the prefetch thread pins batches during the capture.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -1,4 +1,4 @@
-"""Fingerprints of the training data, to detect changes before a run is resumed."""
+"""Fingerprints of the training data, used to detect changes before a run is resumed."""
 
 import json
 from hashlib import blake2b
@@ -9,7 +9,7 @@ from qkv.errors import RunError
 
 FINGERPRINTS_FILE = "data.json"
 FULL_HASH_LIMIT = 64 << 20
-"""Larger files (in bytes) are hashed only in part: half of this limit at the start and half at the end."""
+"""Maximum size in bytes of files that are hashed in full. For larger files, the first and last 32 MiB are hashed."""
 
 
 def record_fingerprints(run: Path, data: Path) -> None:
@@ -20,9 +20,9 @@ def record_fingerprints(run: Path, data: Path) -> None:
 
 
 def check_fingerprints(run: Path) -> None:
-    """Raise RunError if a data file has changed since its fingerprint was recorded.
+    """Raise `RunError` if a data file has changed since its fingerprint was recorded.
 
-    Runs of older versions have no fingerprints and are not checked.
+    Runs created by older versions have no fingerprints and are not checked.
     """
     if not (run / FINGERPRINTS_FILE).is_file():
         return

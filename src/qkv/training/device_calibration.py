@@ -1,4 +1,4 @@
-"""Calibration of a device: measure its kernels at a grid of sizes."""
+"""Calibrate a device by measuring its kernels at a grid of sizes."""
 
 import time
 from collections.abc import Callable
@@ -31,7 +31,7 @@ ELEMENTWISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Sizes to measure. Points above `max_flops` are extrapolated from smaller ones."""
+    """The sizes to measure. Points above `max_flops` are extrapolated from smaller ones."""
 
     rows: tuple[int, ...]
     widths: tuple[int, ...]
@@ -41,15 +41,15 @@ class Grid:
     n_cached_keys: tuple[int, ...]
     max_flops: int | float
     max_attention_scores: int
-    """Maximum number of attention scores of one measurement."""
+    """Maximum number of attention scores in one measurement."""
     streamed_weight_bytes: tuple[int, ...]
-    """Total bytes of the weights that are read one after the other."""
+    """Total size in bytes of the weights that are read one after the other."""
     recurrence_axes: tuple[tuple[int, ...], ...] = ((2, 8, 32, 200), (1, 16, 64), (32, 128, 512))
-    """Numbers of steps, batch sizes and state widths."""
+    """The numbers of steps, the batch sizes and the state widths."""
     d_heads: tuple[int, ...] = (32, 128)
     """Head widths for attention."""
     unaligned_matmul: tuple[tuple[int, ...], int, int]
-    """Rows, inner size and columns of matmuls that are also measured with columns that are not a multiple of 8."""
+    """Rows, inner size and columns for measuring matmuls whose number of columns is not a multiple of 8."""
 
 
 CPU = Grid(
@@ -64,7 +64,8 @@ CPU = Grid(
     streamed_weight_bytes=(2**20, 2**23, 2**25, 2**26, 2**28),
     unaligned_matmul=((8, 128), 256, 4096),
 )
-# d_head=64 is the most common on GPUs and is measured directly. Narrower heads are treated as 64.
+# d_head=64 is the most common head width on GPUs and is measured directly. Narrower heads are treated as if their width
+# were 64.
 GPU = Grid(
     rows=(1, 8, 64, 512, 4096, 32768),
     widths=(64, 256, 1024, 4096, 16384),
@@ -101,8 +102,8 @@ def calibrate(
             device=device, dtype=training_dtype if is_training else dtype, is_training=is_training
         )
         measured: dict[str, TimingTable] = {}
-        # Recurrences and launches depend on the CPU, which other processes may slow down temporarily. Both are measured
-        # several times, and the minimum is used.
+        # Recurrences and launches depend on the CPU, which other processes may slow down temporarily. Each of them is
+        # measured several times, and the minimum is used.
         for kind, measure in (
             ("recurrences", _measure_recurrences),
             ("matmuls", _measure_matmuls),
@@ -131,7 +132,7 @@ def calibrate(
 
 
 def gpu_name_or_cpu_threads(device: torch.device) -> str:
-    """Returns the name of the GPU, or the number of CPU threads."""
+    """Return the name of the GPU or, for a CPU, the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     n = torch.get_num_threads()
@@ -146,7 +147,10 @@ def _measure_table(
     *,
     capture: bool = True,
 ) -> TimingTable:
-    """Measure `make(*point)` at every grid point. `make` returns None for points that are too expensive."""
+    """Measure the function that `make` builds for each grid point.
+
+    `make` returns None for points that are too expensive to measure.
+    """
     builder = TimingTableBuilder(axes=axes, exponents=exponents)
     for point in product(*axes):
         work = make(*point)
@@ -174,7 +178,10 @@ def _measure_matmuls(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Gri
 
 
 def _measure_unaligned_matmul_slowdown(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
-    """Measure how much slower a matmul is if its columns are only a multiple of 1, 2 or 4, by its number of rows."""
+    """Measure how much slower a matmul is if the number of columns is not a multiple of 8.
+
+    The slowdown is measured for multiples of 1, 2 and 4, and for several numbers of rows.
+    """
     all_rows, inner, columns = grid.unaligned_matmul
     ratios = []
     for rows in all_rows:
@@ -242,7 +249,7 @@ def _measure_recurrences(timer: Timer, benchmark: KernelBenchmarkSettings, grid:
                 return None
             return kernel_benchmarks.build_recurrence(benchmark, steps, batch, d_state, bidirectional=bidirectional)
 
-        # A recurrence may synchronize with the device at every step, so it cannot be captured in a CUDA graph.
+        # A recurrence may synchronize with the device at every step and therefore cannot be captured in a CUDA graph.
         tables["bidirectional" if bidirectional else "unidirectional"] = _measure_table(
             timer, grid.recurrence_axes, make, exponents=(1, 1, 2), capture=False
         )
@@ -265,7 +272,7 @@ def _measure_memory_bound_kernels(
     axes = (grid.n_elements,)
     tables = {}
     for kind in ELEMENTWISE:
-        # The gradient of an embedding may synchronize with the device, so it cannot be captured.
+        # The gradient of an embedding may synchronize with the device and therefore cannot be captured in a CUDA graph.
         can_capture = not (kind == "lookup" and benchmark.is_training)
         tables[kind] = _measure_table(
             timer,
@@ -286,7 +293,7 @@ def _measure_memory_bound_kernels(
 
 
 def _measure_seconds_per_weight_byte(timer: Timer, benchmark: KernelBenchmarkSettings, grid: Grid) -> TimingTable:
-    """Measure the seconds per byte of reading weights, by the total number of bytes."""
+    """Measure the time in seconds to read one byte of weights, for several total weight sizes."""
     seconds = []
     for n_bytes in grid.streamed_weight_bytes:
         read_weights, real_bytes = kernel_benchmarks.build_weight_stream(

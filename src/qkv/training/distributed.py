@@ -1,8 +1,8 @@
-"""Distributed context of a training run: the interface and its single-process implementation.
+"""Distributed context of a training run: the interface and an implementation for a single process.
 
 A batch is split into the same micro-batches for any number of processes, and each process handles some of them.
 Gradients are summed over all processes and divided by the number of targets in the full batch. The results therefore do
-not depend on the number of processes, except for rounding.
+not depend on the number of processes, except for rounding differences.
 """
 
 import os
@@ -26,11 +26,11 @@ T = TypeVar("T")
 Tensors = Mapping[str, Mapping[str, Tensor]]
 Texts = Mapping[str, str]
 IsCounted = bool
-"""False for an item that another rank also processes and that must not count twice."""
+"""False for an item that another rank also processes and that must not be counted twice."""
 
 
 class Distributed(ABC):
-    """Collective operations of a training run. Every process must call them in the same order."""
+    """The collective operations of a training run. Every process must call them in the same order."""
 
     rank: int
     world_size: int
@@ -43,11 +43,11 @@ class Distributed(ABC):
 
     @property
     def environment_suffix(self) -> str:
-        """Suffix for the environment description, because the world size affects rounding."""
+        """Suffix for the environment description. The suffix is needed because the world size affects rounding."""
         return "" if self.world_size == 1 else f", {self.world_size} ranks"
 
     def shrink_micro_batch_to_fill_ranks(self, training: TrainingConfig) -> TrainingConfig:
-        """Returns the config with a micro-batch size that gives every process at least one micro-batch."""
+        """Return the config with a micro-batch size that gives every process at least one micro-batch."""
         self._check_supported(training)
         if training.batch_size < self.world_size:
             raise ConfigError(
@@ -58,13 +58,13 @@ class Distributed(ABC):
         return training if rows == training.micro_batch_size else training.replace(micro_batch_size=rows)
 
     def _check_supported(self, training: TrainingConfig) -> None:  # noqa: B027 - most kinds support every config
-        """Raise ConfigError if this kind of sharding does not support the config."""
+        """Raise `ConfigError` if this kind of sharding does not support the config."""
 
     def shard_with_uncounted_repeats(self, items: Iterable[T]) -> Iterator[tuple[T, IsCounted]]:
-        """Yield this rank's items and whether each of them counts.
+        """Yield each of this rank's items with a flag that is True if the item counts.
 
-        All ranks process the same number of items, because FSDP gathers weights collectively. If the items do not
-        divide evenly, some ranks repeat an item that another rank also processes, and the repeated item does not count.
+        All ranks process the same number of items because FSDP gathers weights collectively. If the items cannot be
+        divided evenly, some ranks repeat an item that another rank also processes. The repeated item does not count.
         """
         remaining = iter(items)
         while group := list(islice(remaining, self.world_size)):
@@ -72,11 +72,14 @@ class Distributed(ABC):
 
     @abstractmethod
     def wrap_objective(self, model: nn.Module, objective: Objective) -> Objective:
-        """Returns the objective with gradients averaged over all ranks. Call it before the optimizers are created."""
+        """Return the objective with gradients averaged over all ranks.
+
+        Call this method before the optimizers are created.
+        """
 
     @abstractmethod
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Returns the sum of `values` over all ranks. `values` may be modified in place."""
+        """Return the sum of `values` over all ranks. `values` may be modified in place."""
 
     @abstractmethod
     def broadcast_from_rank0(self, compute: Callable[[], int | float]) -> float:
@@ -84,11 +87,11 @@ class Distributed(ABC):
 
     @abstractmethod
     def all_gather_str(self, text: str) -> list[str]:
-        """Returns the strings of all ranks in rank order."""
+        """Return the strings from all ranks in rank order."""
 
     @abstractmethod
     def synchronize_stop_request(self, stop: StopRequest) -> Signals | None:
-        """Set `stop.signal` on every rank to the signal that any rank has received, and return it, or None."""
+        """Set `stop.signal` on all ranks if any rank has received a stop signal, and return the signal or None."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -98,7 +101,7 @@ class Distributed(ABC):
     def gather_and_evaluate_on_rank0(
         self, model: Model, compute_metrics: Callable[[Model], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Returns `compute_metrics(model)` on rank 0 and an empty mapping on the other ranks."""
+        """Return `compute_metrics(model)` on rank 0 and an empty mapping on the other ranks."""
 
     @abstractmethod
     def save_checkpoint(self, run: RunFolder, progress: TrainingProgress, *, tensors: Tensors, texts: Texts) -> None:
@@ -106,7 +109,7 @@ class Distributed(ABC):
 
 
 class SingleProcess(Distributed):
-    """A run in a single process, where every collective operation is trivial."""
+    """A training run in a single process, for which every collective operation is trivial."""
 
     rank, world_size, sharding = 0, 1, Sharding.DDP
 
@@ -141,5 +144,5 @@ SINGLE_PROCESS = SingleProcess()
 
 
 def is_launched_by_torchrun() -> bool:
-    """Returns True if the environment variables that torchrun sets are present."""
+    """Return True if the environment variables set by torchrun are present."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Updates average ← decay·average + (1 − decay)·weights after every optimizer step.
+    """An exponential moving average of the model weights: average ← decay·average + (1 − decay)·weights.
 
-    At step t, the decay is at most (1 + t)/(10 + t), which quickly removes the influence of the random initial weights.
+    The average is updated after every optimizer step. At step t, the decay is at most (1 + t)/(10 + t), which quickly
+    removes the influence of the random initial weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -22,13 +23,14 @@ class EMA:
     def update(self, step: int) -> None:
         """Update the average with the current model weights after optimizer step `step`."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        # A foreach operation updates all tensors in a few kernels. One launch per tensor would dominate on a GPU.
+        # A foreach operation updates all tensors in a few kernels. On a GPU, the launches would dominate if each tensor
+        # were updated separately.
         current: list[Tensor] = [parameter.detach() for parameter in self._parameters.values()]
         torch._foreach_lerp_(list(self.weights.values()), current, 1 - decay)
 
     @contextmanager
     def apply_to_model(self) -> Iterator[None]:
-        """Context manager in which the model holds the averaged weights."""
+        """Replace the model weights with the averaged weights while the context is active."""
         self._swap()
         try:
             yield
@@ -37,7 +39,7 @@ class EMA:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        """Exchange the model weights and the averaged weights in place."""
+        """Swap the model weights and the averaged weights in place."""
         for name, average in self.weights.items():
             parameter = self._parameters[name]
             raw_weight = parameter.clone()

@@ -1,4 +1,4 @@
-"""Evaluation of a model on held-out batches."""
+"""Evaluate a model on held-out batches."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,13 +15,13 @@ from qkv.training.run_folder import TrainingProgress
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """Summed loss over the evaluated targets, with the number of text bytes they represent if known."""
+    """The summed loss over the evaluated targets and, if known, the number of text bytes that they represent."""
 
     loss_sum: float
     n_targets: int
     n_bytes: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further metrics of the objective, by name."""
+    """Additional metrics from the objective, keyed by name."""
 
     @property
     def loss(self) -> float:
@@ -45,9 +45,9 @@ def evaluate(
     *,
     distributed: Distributed = SINGLE_PROCESS,
 ) -> EvaluationResult:
-    """Evaluate the model on all batches without gradients.
+    """Evaluate the model on all batches without computing gradients.
 
-    Losses and metrics are summed over all batches and divided by the total counts because an average of batch averages
+    Losses and metrics are summed over all batches and divided by the total counts because averaging the batch averages
     would give too much weight to small batches. The ranks of `distributed` share the batches.
     """
     was_training = model.training
@@ -86,7 +86,10 @@ def until_stopped(is_stopped: Callable[[], bool], batches: Iterable[TrainingBatc
 def update_progress_after_evaluation(
     progress: TrainingProgress, result: EvaluationResult, *, best_metric: str | None
 ) -> TrainingProgress:
-    """Returns the progress after an evaluation, with a new best result or one more evaluation without improvement."""
+    """Return the updated training progress after an evaluation.
+
+    The progress records either a new best result or one more evaluation without improvement.
+    """
     metric = select_metric(best_metric, result.metrics)
     if not is_improvement(result.loss, progress.best_loss, metric=metric, best_metric_value=progress.best_metric_value):
         return replace(progress, last_eval_step=progress.step, n_evals_since_best=progress.n_evals_since_best + 1)
@@ -101,7 +104,7 @@ def update_progress_after_evaluation(
 
 
 def select_metric(best_metric: str | None, metrics: Mapping[str, float]) -> float | None:
-    """Returns the value of the metric that decides which checkpoint is best, or None if the loss decides."""
+    """Return the value of the metric that determines the best checkpoint, or None if the loss determines it."""
     if best_metric is None:
         return None
     if best_metric not in metrics:
@@ -114,7 +117,10 @@ def select_metric(best_metric: str | None, metrics: Mapping[str, float]) -> floa
 def is_improvement(
     loss: float, best_loss: float | None, *, metric: float | None, best_metric_value: float | None
 ) -> bool:
-    """Compare by the metric if there is one, and by the loss if there is none or the metrics are equal."""
+    """Return True if a result is better than the best one so far.
+
+    Results are compared by the metric. If there is no metric or the values are equal, they are compared by the loss.
+    """
     if best_loss is None:
         return True
     if metric is not None and best_metric_value is not None and metric != best_metric_value:

@@ -15,7 +15,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def get_family(name: str) -> Family:
-    """Returns the model family with this name. Raises ConfigError if it cannot be trained."""
+    """Return the model family with the given name.
+
+    Raises `ConfigError` if the family cannot be trained.
+    """
     if name not in FAMILIES:
         raise ConfigError(f"family must be one of {', '.join(FAMILIES)} for training, got {name!r}")
     return FAMILIES[name]

@@ -1,4 +1,4 @@
-"""Interface of a model family for training: data preparation, corpus and objective."""
+"""Training interface of a model family: data preparation, corpus and objective."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from qkv.text import Tokenizer
 from qkv.training.objectives import Objective, TrainingBatch
 
 ProgressBars = Callable[[str], ProgressCallback]
-"""`bars(label)` starts a new progress bar, replacing the previous one, and returns its update function."""
+"""A function that starts a progress bar with the given label, replacing the previous one, and returns its update
+function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Training batches by step, and validation batches, which are the same at every evaluation."""
+    """Training batches for each step, and validation batches that are the same in every evaluation."""
 
     batch: Callable[[int], TrainingBatch]
     validation: Callable[[], Iterable[TrainingBatch]] | None = None
@@ -25,34 +26,40 @@ class TrainingData:
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Prepared data of a model family."""
+    """The prepared data of a model family."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
     def summary(self) -> str:
-        """Size of the corpus as text, for example `1,234 training tokens, 56 held-out tokens`."""
+        """Description of the corpus size, such as `1,234 training tokens, 56 held-out tokens`."""
         ...
 
     @property
     def n_tokens(self) -> tuple[int, int]:
-        """Number of training tokens and of held-out tokens."""
+        """Number of training tokens and number of held-out tokens."""
         ...
 
     def data(self, training: TrainingConfig) -> TrainingData: ...
 
     def generation_metrics(self, model: Model, training: TrainingConfig) -> Mapping[str, Any]:
-        """Returns metrics of generated outputs, such as BLEU, for an evaluation. Empty for families that have none."""
+        """Compute metrics such as BLEU on generated outputs.
+
+        The result is empty for families that have no such metrics.
+        """
         ...
 
 
 @runtime_checkable
 class Family(Protocol):
-    """Training interface of a model family."""
+    """The training interface of a model family."""
 
     def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
-        """Write tokenizer and stores to `folder`. Finished parts of an interrupted call are reused."""
+        """Write the tokenizer and the stores to `folder`.
+
+        If an earlier call was interrupted, its finished parts are reused.
+        """
         ...
 
     def open(self, recipe: Recipe, folder: Path) -> Corpus: ...

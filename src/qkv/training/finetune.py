@@ -1,4 +1,4 @@
-"""Fine-tuning of pre-trained BERT models for classification and regression."""
+"""Fine-tune pre-trained BERT models for classification and regression."""
 
 import json
 import math
@@ -29,23 +29,24 @@ from qkv.weights.model_loader import load_model
 
 RESULT_FILE = "result.json"
 TARGET_UPDATES = 2000
-"""Target number of updates. Fewer updates underfit small tasks (arXiv:2006.04884), and more updates help little."""
+"""Target number of updates. Small tasks underfit with fewer updates (arXiv:2006.04884), and additional updates help
+little."""
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
 N_EVALUATIONS = 10
 EVAL_BATCH_SIZE = 256
-"""Rows per batch in evaluations."""
+"""Number of rows per evaluation batch."""
 BASE_LEARNING_RATE, BASE_PARAMETERS = 5e-5, 110e6
-"""Usual learning rate of BERT base. It is scaled by 1/√parameters for other sizes, which matches the published
-values of 2e-4 for 5M parameters and 3e-5 for BERT large."""
+"""Usual learning rate of BERT base, and its number of parameters. For other model sizes, the rate is scaled by
+1/√parameters, which matches the published values of 2e-4 for 5M parameters and 3e-5 for BERT large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneResult:
-    """Result of one fine-tuning run, saved as result.json."""
+    """The result of one fine-tuning run, saved as result.json."""
 
     seed: int
     scores: dict[str, float]
-    """Metrics of the best checkpoint on the evaluation rows, with the main metric first."""
+    """Metrics of the best checkpoint on the evaluation rows. The main metric comes first."""
     n_parameters: int
     n_train: int
     n_evaluation: int
@@ -53,7 +54,7 @@ class FinetuneResult:
     epochs: int
     """Planned number of epochs."""
     steps: int
-    """Number of steps when the run ended."""
+    """Number of completed steps when the run ended."""
     best_step: int
     seconds: float
     """Time spent in training steps."""
@@ -62,7 +63,8 @@ class FinetuneResult:
     confusion: list[list[int]] | None
     """Confusion matrix with true classes as rows and predicted classes as columns."""
     planned_steps: int | None = None
-    """Planned number of steps, which exceeds `steps` if the run stopped early. None in results of older versions."""
+    """Planned number of steps, which exceeds `steps` if the run stopped early. None in results saved by older
+    versions."""
 
     @property
     def epochs_completed(self) -> float:
@@ -72,7 +74,7 @@ class FinetuneResult:
 def choose_training_config(
     settings: FinetuningConfig, *, n_rows: int, n_parameters: int, longest: int
 ) -> TrainingConfig:
-    """Choose the training settings from the size of the task and the model.
+    """Choose the training settings based on the sizes of the task and the model.
 
     Small datasets use small batches and many epochs so that there are enough updates. Large datasets use larger batches
     and three epochs. Randomly initialized weights, LoRA matrices and a head on a frozen model use a higher learning
@@ -111,9 +113,10 @@ def choose_training_config(
 def build_model_and_list_new_weights(
     start: BERT, task: LabeledTask, settings: FinetuningConfig, *, seed: int
 ) -> tuple[BERT, list[str]]:
-    """Returns the model with a head for the task, and the names of the randomly initialized weights.
+    """Return the model with a head for the task, and the names of the randomly initialized weights.
 
-    An existing head with the same problem type and classes is kept, so that fine-tuning can be continued.
+    If the model already has a head with the same problem type and classes, the head is kept so that fine-tuning can
+    continue.
     """
     start_config = start.config
     config = start_config.replace(
@@ -140,13 +143,16 @@ def build_model_and_list_new_weights(
     }
     model.load_state_dict(copied, strict=False)
     if task.problem_type is ProblemType.REGRESSION and "classifier.bias" not in copied and model.classifier is not None:
-        # Start at the mean of the targets. From 0, the model would need the first epoch to learn the mean.
+        # Start at the mean of the targets. If the model started at 0, learning the mean would take the first epoch.
         torch.nn.init.constant_(model.classifier.bias, float(task.train_targets.mean()))
     return model, [name for name, _ in model.named_parameters() if name not in copied]
 
 
 def freeze_layers_or_add_lora(model: BERT, settings: FinetuningConfig, *, seed: int) -> None:
-    """Freeze the layers selected by the settings, or add LoRA. The pooler and the head always stay trainable."""
+    """Freeze the layers selected by the settings, or add LoRA.
+
+    The pooler and the head always remain trainable.
+    """
     n_layers = model.config.n_layers
     if settings.lora_rank is not None:
         freeze_and_add_attention_lora(model, rank=settings.lora_rank, seed=seed)
@@ -166,7 +172,7 @@ def freeze_layers_or_add_lora(model: BERT, settings: FinetuningConfig, *, seed: 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneInputs:
-    """Inputs shared by all fine-tuning runs of one model on one task."""
+    """The inputs shared by all fine-tuning runs of a model on a task."""
 
     start: BERT
     tokenizer: Tokenizer
@@ -178,7 +184,7 @@ class FinetuneInputs:
     def tokenize_task(
         cls, start: BERT, tokenizer: Tokenizer, task: LabeledTask, settings: FinetuningConfig, *, log: LogFunction
     ) -> "FinetuneInputs":
-        """Tokenize the texts of the task, once for all seeds."""
+        """Tokenize the texts of the task once for all seeds."""
         length = start.config.context_length
         encoded = tokenize_task_texts(task, tokenizer, context_length=length, truncate=settings.truncate, log=log)
         return cls(start=start, tokenizer=tokenizer, task=task, encoded=encoded, settings=settings)
@@ -187,7 +193,10 @@ class FinetuneInputs:
 def fine_tune_or_resume(
     inputs: FinetuneInputs, *, seed: int, folder: Path, device: torch.device, report: MetricsCallback, log: LogFunction
 ) -> FinetuneResult:
-    """Start or resume one fine-tuning run in `folder`. If the run is already finished, return its saved result."""
+    """Start or resume a fine-tuning run in `folder`.
+
+    If the run has already finished, its saved result is returned.
+    """
     if (folder / RESULT_FILE).is_file():
         return _load_result(folder / RESULT_FILE)
     task, encoded, settings = inputs.task, inputs.encoded, inputs.settings

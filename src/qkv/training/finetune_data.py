@@ -1,4 +1,4 @@
-"""Data of fine-tuning tasks: labeled texts, targets and tokenization."""
+"""Load and tokenize labeled texts for fine-tuning."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class LabeledTask:
 
     problem_type: ProblemType
     class_names: tuple[str, ...] | None
-    """Names of the classes. None for regression."""
+    """Names of the classes, or None for regression."""
     train: LabeledTexts
     evaluation: LabeledTexts
     train_targets: Tensor
@@ -35,14 +35,14 @@ class LabeledTask:
 
     @property
     def target_variance_or_one(self) -> float:
-        """Variance of the targets for regression, and 1 for classification."""
+        """Variance of the targets for regression, or 1 for classification."""
         if self.problem_type is not ProblemType.REGRESSION:
             return 1.0
         return float(self.train_targets.var(correction=0)) or 1.0
 
 
 def load_task_with_evaluation_split(settings: FinetuningConfig) -> LabeledTask:
-    """Load the task from its files. Without an evaluation file, 10 % of the training rows are held out."""
+    """Load the task from its files. If there is no evaluation file, 10 % of the training rows are held out."""
     train = load_labeled_rows(settings, settings.train)
     return build_task_with_evaluation_split(
         settings, train, None if settings.evaluation is None else load_labeled_rows(settings, settings.evaluation)
@@ -90,9 +90,10 @@ def build_task_with_evaluation_split(
 
 
 def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int) -> NDArray[np.int64]:
-    """Sample n row numbers without replacement.
+    """Sample n row indices without replacement.
 
-    For single-label classification the sample is stratified, with at least one row per class if n allows.
+    For single-label classification, the sample is stratified and contains at least one row per class if n is large
+    enough.
     """
     if n > len(targets):
         raise InputError(f"the number of rows to sample must be at most {len(targets)}, got {n}")
@@ -100,7 +101,8 @@ def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int
     if problem_type is not ProblemType.SINGLE_LABEL:
         return np.sort(shuffled[:n])
     classes = targets.numpy()[shuffled]
-    # Sort rows by the fraction of their class that precedes them. The first row of every class has priority 0.
+    # Sort the rows by the fraction of rows in the same class that precede them. The first row of every class has
+    # priority 0.
     priority = np.empty(len(classes))
     for class_id in np.unique(classes):
         class_rows = np.flatnonzero(classes == class_id)
@@ -110,7 +112,7 @@ def sample_rows(problem_type: ProblemType, targets: Tensor, n: int, *, seed: int
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedTaskTexts:
-    """The texts of a task as token ids for one model."""
+    """The texts of a task as token ids for a specific model."""
 
     train: list[Encoding]
     evaluation: list[Encoding]
@@ -149,7 +151,7 @@ def tokenize_task_texts(
 
 
 def build_targets(problem_type: ProblemType, labeled: LabeledTexts, class_names: tuple[str, ...] | None) -> Tensor:
-    """Returns class ids, a 0/1 label matrix, or numbers if `class_names` is None."""
+    """Return class ids, a 0/1 label matrix, or numbers if `class_names` is None."""
     if class_names is None:
         return torch.tensor(labeled.numeric_labels(), dtype=torch.float32)
     class_ids = labeled.class_indices(class_names)

@@ -9,7 +9,7 @@ from qkv.training.sharded_tensors import to_local
 
 
 def describe_nonfinite_weight(model: nn.Module) -> str | None:
-    """Returns the name of the first weight with a NaN or infinite value, or None."""
+    """Return the name of the first weight that contains a NaN or infinite value, or None if all weights are finite."""
     named_parameters = list(model.named_parameters())
     finite = torch.stack([to_local(parameter.detach()).isfinite().all() for _, parameter in named_parameters]).tolist()
     return next(
@@ -20,7 +20,8 @@ def describe_nonfinite_weight(model: nn.Module) -> str | None:
 def describe_first_nonfinite_tensor(model: nn.Module, compute_losses: Callable[[], Iterable[Tensor]]) -> str:
     """Describe the first non-finite tensor of a step: a weight, a module output, the loss or a gradient.
 
-    Tensors are checked in the order in which a step computes them. `compute_losses` recomputes the losses of the step.
+    The tensors are checked in the order in which a step computes them. `compute_losses` recomputes the losses of the
+    step.
     """
     return (
         describe_nonfinite_weight(model)
@@ -45,7 +46,7 @@ def _describe_first_nonfinite_output(model: nn.Module, compute_losses: Callable[
         if not is_valid.all():
             nonfinite.append(name)
 
-    # Forward hooks of submodules run before those of the modules that contain them.
+    # The forward hooks of submodules run before the hooks of the modules that contain them.
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output, name=name: check(f"the output of {name}", output))
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""Training of GPT models: next-token prediction on windows of a token store."""
+"""Train GPT models to predict the next token on windows of a token store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,11 @@ from qkv.training.text_preparation import open_token_splits, prepare_text_stores
 
 
 class GPTFamily:
-    """Trains GPTs on text files, tokenized into one stream of ids with an end token after each document."""
+    """The GPT model family.
+
+    GPTs are trained on text files that are tokenized into a single stream of ids, with an end token after each
+    document.
+    """
 
     def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
         prepare_text_stores(
@@ -83,7 +87,7 @@ class TextCorpus:
 
 
 def next_token_objective(model: GPT, config: TrainingConfig) -> Objective:
-    """Returns the objective that predicts the next token at every position."""
+    """Return the objective for predicting the next token at every position."""
     device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size
     autocast = autocast_factory(config.precision, device)
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation over micro-batches."""
+"""Accumulate gradients over micro-batches."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,16 +20,17 @@ def accumulate_gradients(
 ) -> StepOutput:
     """Run the backward pass of every micro-batch and return the loss, gradient norm and metrics of the full batch.
 
-    `counted_outputs` yields the loss of each micro-batch and whether it counts. Micro-batches that are repeated only to
-    keep the ranks in step (see `Distributed.shard_with_uncounted_repeats`) do not count. `n_targets` is the number of
-    targets in the full batch over all ranks. This function does not synchronize with the device.
+    `counted_outputs` yields the loss of each micro-batch and a flag that is True if the micro-batch counts.
+    Micro-batches that are repeated only to keep the ranks in step (see `Distributed.shard_with_uncounted_repeats`) do
+    not count. `n_targets` is the number of targets in the full batch over all ranks. This function does not synchronize
+    with the device.
     """
     loss = torch.zeros((), device=parameters[0].device)
     sums: dict[str, Tensor] = {}
     for output, counts in counted_outputs:
-        # Dividing by the number of targets in the full batch makes the gradients of the micro-batches add up to the
-        # gradient of the full batch, even if micro-batches have different numbers of targets. The factor world_size is
-        # needed because DDP and FSDP average gradients over ranks.
+        # Each loss is divided by the number of targets in the full batch so that the micro-batch gradients add up to
+        # the gradient of the full batch, even if micro-batches have different numbers of targets. The factor world_size
+        # is needed because DDP and FSDP average gradients over ranks.
         mean_loss, weight = output.loss / n_targets, distributed.world_size * counts
         (mean_loss if weight == 1 else weight * mean_loss).backward()
         loss += mean_loss.detach() if counts else 0.0

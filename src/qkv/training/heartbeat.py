@@ -1,4 +1,4 @@
-"""Heartbeat between the processes of a distributed run, to detect processes that died or hang."""
+"""Exchange heartbeats between the processes of a distributed run to detect processes that have died or hang."""
 
 import threading
 import time
@@ -9,16 +9,16 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 15.0
-"""A process that has sent no heartbeat for this long is considered lost: it was killed, it hangs, or its machine is
-down."""
+"""Time without a heartbeat after which a process is considered lost. A lost process was killed or hangs, or its machine
+is down."""
 _ERROR_REPORTS_KEY = "error_reports"
-"""Store key that counts the processes that asked to report the error. Only the first one reports it."""
+"""Store key for the number of processes that have asked to report the error. Only the first one reports it."""
 
 
 class Heartbeat:
-    """Background thread that calls `on_peer_lost` when another process has sent no heartbeat for too long.
+    """A background thread that calls `on_peer_lost` if another process has sent no heartbeat for too long.
 
-    The argument is the reason, or an empty string if another process has already reported the error.
+    The argument of `on_peer_lost` is the reason, or an empty string if another process has already reported the error.
     """
 
     def __init__(self, store: Store, *, rank: int, world_size: int, on_peer_lost: Callable[[str], None]) -> None:
@@ -45,9 +45,9 @@ class Heartbeat:
         return cls(PrefixStore(prefix, store), rank=rank, world_size=world_size, on_peer_lost=on_peer_lost)
 
     def claim_error_report(self) -> bool:
-        """Returns True for the first process that calls this method, and False for all others.
+        """Return True for the first process that calls this method, and False for all others.
 
-        If the store is unreachable, rank 0 (which hosts it) has exited, and rank 1 reports the error.
+        If the store is unreachable, rank 0 (which hosts the store) has exited, and rank 1 reports the error.
         """
         try:
             return self._store.add(_ERROR_REPORTS_KEY, 1) == 1

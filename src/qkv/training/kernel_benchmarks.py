@@ -1,4 +1,4 @@
-"""Benchmarks of the individual kernels of a step, for the calibration."""
+"""Benchmark the individual kernels of a step for the calibration."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,15 +19,15 @@ from qkv.training.benchmark_steps import parameter_dtype
 from qkv.training.timer import MAX_REPEATS, WorkFunction
 
 ROW_WIDTH = 512
-"""Elements per row of normalized or activated tensors, a typical model width."""
+"""Number of elements per row in normalized or activated tensors, which is a typical model width."""
 VOCAB_SIZE = 8192
 MAX_COPIES = {"cpu": 64, "cuda": MAX_REPEATS}
-"""Maximum number of copies of a weight, further limited by `CALIBRATED_WEIGHT_BYTES`."""
+"""Maximum number of copies of a weight. The number of copies is also limited by `CALIBRATED_WEIGHT_BYTES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelBenchmarkSettings:
-    """Settings of kernel benchmarks: device, precision, and whether to run the backward pass as well."""
+    """The settings of a kernel benchmark: device, precision, and whether to run the backward pass."""
 
     device: torch.device
     dtype: Precision
@@ -35,12 +35,12 @@ class KernelBenchmarkSettings:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """Dtype of the residual stream and of the weights."""
+        """Dtype of the residual stream and the weights."""
         return parameter_dtype(self.dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype of matmul inputs: bfloat16 in mixed precision."""
+        """Dtype of the matmul inputs, which is bfloat16 in mixed precision."""
         return torch.bfloat16 if self.dtype is Precision.MIXED else self.weight_dtype
 
     def random_tensor(self, *shape: int, in_compute_dtype: bool = False) -> Tensor:
@@ -53,7 +53,7 @@ class KernelBenchmarkSettings:
         return torch.randint(vocab_size, (1, n), device=self.device)
 
     def build_pass(self, forward: Callable[[], Tensor], inputs: Sequence[Tensor]) -> WorkFunction:
-        """Returns a function that runs the forward pass and, in training, the backward pass to all inputs."""
+        """Return a function that runs the forward pass and, in training, the backward pass to all inputs."""
         if not self.is_training:
             return _inference_pass(forward)
         with self._autocast():
@@ -81,9 +81,10 @@ def _inference_pass(forward: Callable[[], Tensor]) -> WorkFunction:
 
 
 def build_uncached_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: int, columns: int) -> WorkFunction:
-    """Matrix product that uses a different weight in each call, like the layers of a model, so that none stays cached.
+    """Build a function that runs a matmul with a different weight in each call so that no weight stays cached.
 
-    In mixed precision it includes the cast of the weight to 16 bits. The cast of `x` is measured by `build_cast`.
+    The layers of a model also use different weights. In mixed precision, the function also casts the weight to 16 bits.
+    The cast of `x` is measured by `build_cast`.
     """
     x, first = benchmark.random_tensor(rows, inner, in_compute_dtype=True), benchmark.random_tensor(columns, inner)
     n_copies = max(
@@ -104,7 +105,10 @@ def build_uncached_matmul(benchmark: KernelBenchmarkSettings, rows: int, inner: 
 
 
 def build_non_matmul(benchmark: KernelBenchmarkSettings, kind: str, n: int) -> WorkFunction:
-    """Element-wise operation: an activation, a norm, or one of the names below."""
+    """Build a function that runs an activation, a norm, or another operation that is not a matmul.
+
+    `kind` is the name of an activation or a norm, or one of the names below.
+    """
     width = min(n, ROW_WIDTH)
     shape = (1, n // width, width)
     match kind:
@@ -142,7 +146,7 @@ def _build_rotary(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
 
 
 def build_cross_entropy(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
-    """Cross-entropy of n logits in float32."""
+    """Build a function that computes the cross-entropy of n logits in float32."""
     rows = max(1, n // VOCAB_SIZE)
     x, targets = (
         benchmark.random_tensor(rows, n // rows, in_compute_dtype=True),
@@ -152,13 +156,16 @@ def build_cross_entropy(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunct
 
 
 def build_cast(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
-    """Cast of n elements of the residual stream to the dtype of matmuls, and the reverse cast of their gradient."""
+    """Build a function that casts n elements of the residual stream to the matmul dtype.
+
+    In training, their gradient is cast back.
+    """
     x = benchmark.random_tensor(n)
     return benchmark.build_pass(lambda: x.to(benchmark.compute_dtype), [x])
 
 
 def build_bias_gradient(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
-    """Gradient of the bias of a linear layer: n elements summed over the rows."""
+    """Build a function that computes the bias gradient of a linear layer by summing n elements over the rows."""
     gradient = benchmark.random_tensor(n // min(n, ROW_WIDTH), min(n, ROW_WIDTH), in_compute_dtype=True).detach()
     return lambda: gradient.sum(0)
 
@@ -168,7 +175,7 @@ def build_zero_fill(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
 
 
 def build_clip_and_adamw_step(benchmark: KernelBenchmarkSettings, n: int) -> WorkFunction:
-    """Gradient norm, clipping and AdamW step of n parameters, in tensors of a typical size."""
+    """Build a function that runs gradient clipping and an AdamW step for n parameters in tensors of a typical size."""
     size = min(n, 2**20)
     parameters = [nn.Parameter(torch.randn(size, device=benchmark.device)) for _ in range(n // size)]
     for parameter in parameters:
@@ -192,7 +199,7 @@ def build_attention(
     kernel: AttentionKernel,
     causal: bool,
 ) -> WorkFunction:
-    """Attention from projected queries, keys and values to the concatenated head outputs."""
+    """Build a function that computes the concatenated head outputs from projected queries, keys and values."""
     heads = min(8, batch_times_heads)
     projections = [
         benchmark.random_tensor(batch_times_heads // heads, n, heads, d_head, in_compute_dtype=True) for _ in range(3)
@@ -209,7 +216,7 @@ def build_attention(
 def build_decode_attention(
     benchmark: KernelBenchmarkSettings, batch_times_heads: int, n_keys: int, d_head: int, *, kernel: AttentionKernel
 ) -> WorkFunction:
-    """Attention of one query per row over a KV cache."""
+    """Build a function that runs attention over a KV cache with one query per row."""
     heads = min(8, batch_times_heads)
     query = benchmark.random_tensor(batch_times_heads // heads, heads, 1, d_head, in_compute_dtype=True)
     keys, values = (
@@ -230,7 +237,10 @@ def build_recurrence(
     bidirectional: bool,
     cell: type[nn.GRU] | type[nn.LSTM] = nn.GRU,
 ) -> WorkFunction:
-    """Recurrent layer as in the models: unidirectional in decoders and bidirectional in encoders."""
+    """Build a function that runs a recurrent layer with the same options as in the models.
+
+    Recurrent layers are unidirectional in decoders and bidirectional in encoders.
+    """
     d_in = 2 * d_state if bidirectional else d_state
     layer = cell(d_in, d_state, batch_first=True, bidirectional=bidirectional).to(
         benchmark.device, benchmark.weight_dtype
@@ -240,7 +250,7 @@ def build_recurrence(
 
 
 def build_weight_stream(benchmark: KernelBenchmarkSettings, n_bytes: int, side: int) -> tuple[WorkFunction, int]:
-    """Returns a function that reads about `n_bytes` of weights once with single-row matmuls, and the exact bytes."""
+    """Return a function that reads about `n_bytes` of weights with single-row matmuls, and the exact byte count."""
     size = torch.empty(0, dtype=benchmark.weight_dtype).element_size()
     side = min(side, int((n_bytes / size) ** 0.5))
     weights = [benchmark.random_tensor(side, side) for _ in range(max(1, n_bytes // (side * side * size)))]

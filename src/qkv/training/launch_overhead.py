@@ -1,4 +1,4 @@
-"""Measurement of launch overhead with tiny models, whose steps consist almost entirely of kernel launches."""
+"""Measure the launch overhead with tiny models, whose steps consist almost entirely of kernel launches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +20,13 @@ from qkv.training.benchmark_steps import (
 from qkv.training.timer import Timer
 
 FEW_LAYERS, MANY_LAYERS = 1, 5
-# Narrow models need almost no computation. Heads have a typical width so that torch selects the usual kernels.
+# Narrow models require almost no computation. The heads have a typical width so that torch selects the usual kernels.
 _TINY_CONFIG: dict[str, Any] = {"vocab_size": 64, "context_length": 16, "d_model": 32, "n_heads": 2, "d_head": 64}
 _LLAMA_OPTIONS = {"positions": PositionKind.ROTARY, "gated": True, "attention_bias": False, "feed_forward_bias": False}
 
 
 def build_tiny_forward_pass(device: torch.device, dtype: Precision) -> Step:
-    """Build a forward pass of a tiny GPT, whose time is the current launch overhead of the machine."""
+    """Build a forward pass of a tiny GPT whose run time is the current launch overhead of the machine."""
     work = Workload(batch_size=1, seq_len=2, dtype=dtype)
     return configure_model_and_build_step(
         build_random_model(GPTConfig(**_TINY_CONFIG, n_layers=MANY_LAYERS), device, dtype), work
@@ -34,10 +34,10 @@ def build_tiny_forward_pass(device: torch.device, dtype: Precision) -> Step:
 
 
 class LaunchOverheadBenchmark:
-    """Measures the launch overhead of each model family in each mode, several times over the calibration.
+    """A benchmark that measures the launch overhead of each model family in each mode.
 
-    Launching kernels keeps one CPU core busy, and other processes may slow it down for seconds at a time. The result is
-    therefore the minimum of many short measurements.
+    Launching kernels keeps one CPU core busy, and other processes may slow this core down for seconds at a time. Each
+    overhead is therefore the minimum of many short measurements, which are spread over the calibration.
     """
 
     def __init__(self, timer: Timer, *, dtype: Precision, training_dtype: Precision) -> None:
@@ -57,7 +57,7 @@ class LaunchOverheadBenchmark:
                 self._steps |= _build_steps_by_family_and_mode(configs, timer, work)
 
     def measure_and_keep_fastest(self) -> None:
-        """Measure every step once more and keep the minimum."""
+        """Measure every step once more and keep the minimum time."""
         for name, steps in self._steps.items():
             is_warm = name in self._fastest
             seconds = [
@@ -69,14 +69,14 @@ class LaunchOverheadBenchmark:
             self._fastest[name] = [min(pair) for pair in zip(seconds, self._fastest.get(name, seconds), strict=True)]
 
     def overheads(self) -> dict[str, LaunchOverhead]:
-        """Returns the overheads by family and mode, with the keys that `Calibration` expects."""
+        """Return the overheads for each family and mode, with the keys that `Calibration` expects."""
         return {name: _fit_overhead(seconds) for name, seconds in self._fastest.items()}
 
 
 def _configs_varying_n_layers() -> list[list[ModelConfig]]:
-    """Returns groups of configs that differ only in their numbers of layers.
+    """Return groups of configs that differ only in the number of layers.
 
-    The first config of a group is the smallest. Each of the other configs has MANY_LAYERS in one of its stacks.
+    The first config in each group is the smallest. Each of the other configs has MANY_LAYERS in one of its stacks.
     """
     one_stack: list[Callable[[int], ModelConfig]] = [
         lambda n: GPTConfig(**_TINY_CONFIG, n_layers=n),
@@ -97,7 +97,7 @@ def _configs_varying_n_layers() -> list[list[ModelConfig]]:
 
 
 def _build_steps_by_family_and_mode(configs: list[ModelConfig], timer: Timer, work: Workload) -> dict[str, list[Step]]:
-    """Build the steps to measure, by launch family and part of a step."""
+    """Build the steps to measure, keyed by launch family and mode."""
     mode = work.mode
     name = EAGER_FAMILY if work.kernel is AttentionKernel.EAGER else launch_overhead_family(configs[0])
     models = [build_random_model(config, timer.device, work.dtype) for config in configs]

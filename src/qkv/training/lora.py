@@ -9,7 +9,10 @@ from qkv.nn import Attention
 
 
 class LoRAParametrization(nn.Module):
-    """Parametrization W + up·down of rank r. `up` is initialized to zero so that the initial model is unchanged."""
+    """A parametrization that returns W + up·down, where the update has rank r.
+
+    `up` is initialized to zero so that the initial model is unchanged.
+    """
 
     def __init__(self, weight: Tensor, rank: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -26,7 +29,7 @@ class LoRAParametrization(nn.Module):
 
 
 def freeze_and_add_attention_lora(model: nn.Module, *, rank: int, seed: int) -> None:
-    """Freeze the model and add LoRA to the q, k, v and output projections of every attention module."""
+    """Freeze the model and add LoRA to the query, key, value and output projections of every attention module."""
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(requires_grad=False)
     for attention in [part for part in model.modules() if isinstance(part, Attention)]:
@@ -38,7 +41,7 @@ def freeze_and_add_attention_lora(model: nn.Module, *, rank: int, seed: int) -> 
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the model weights under their original names, with the LoRA updates merged in."""
+    """Return the model weights under their original names, with the LoRA updates merged in."""
     merged: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         module_name, _, suffix = name.partition(".parametrizations.")

@@ -1,7 +1,7 @@
-"""Triton kernel for the cross-entropy loss and the gradient of the logits.
+"""Triton kernel that computes the cross-entropy loss and the gradient of the logits.
 
-Each row of logits is read twice (the second time partly from the L2 cache) and is overwritten with its gradient. The
-kernels of torch, including compiled kernels, read the logits from memory once for the loss and again for the gradient.
+Each row of logits is read twice (the second time partly from the L2 cache) and overwritten with its gradient. The torch
+kernels, including compiled kernels, read the logits from memory once for the loss and again for the gradient.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from triton import language as tl
 
 BLOCK, WARPS = 1024, 4
-"""Elements of a row per iteration, and warps per row. On an H200, 32 warps were 10 % slower, even though fewer rows
-then share the cache."""
+"""Number of row elements per iteration, and number of warps per row. On an H200, 32 warps were 10 % slower, even though
+fewer rows then share the cache."""
 
 
 @triton.jit
@@ -33,15 +33,16 @@ def cross_entropy_row_inplace(
     logits += row * width
     target = tl.load(targets + row)
     has_target = target >= 0
-    # Load before the reductions, which synchronize the threads. Afterwards, another thread may overwrite this logit.
+    # Load the target logit before the reductions, which synchronize the threads. Another thread may overwrite the logit
+    # after them.
     target_logit = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
     columns = tl.arange(0, BLOCK)
-    # Keep a running maximum and sum per lane and reduce them once at the end. A reduction per block would
-    # synchronize the threads in every iteration.
+    # Keep a running maximum and sum per lane, and reduce them once at the end. Reducing every block would synchronize
+    # the threads in every iteration.
     running_max, total = tl.full((BLOCK,), MIN_LOGIT, tl.float32), tl.zeros((BLOCK,), tl.float32)
     logit_sum = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab_size, 2 * BLOCK):
-        # Two blocks per iteration keep more loads in flight and share one rescaling.
+        # Processing two blocks per iteration keeps more loads in flight and shares one rescaling.
         offsets, next_offsets = start + columns, start + BLOCK + columns
         x = tl.load(logits + offsets, mask=offsets < vocab_size, other=MIN_LOGIT).to(tl.float32)
         y = tl.load(logits + next_offsets, mask=next_offsets < vocab_size, other=MIN_LOGIT).to(tl.float32)
@@ -69,9 +70,10 @@ def cross_entropy_row_inplace(
 def cross_entropy_per_row_inplace(
     logits: Tensor, targets: Tensor, vocab_size: int, smoothing: float, *, compute_gradient: bool
 ) -> Tensor:
-    """Returns the loss of each row of logits (row, width), of which the first `vocab_size` columns are valid.
+    """Return the loss of each row of logits (row, width), of which the first `vocab_size` columns are valid.
 
-    With `compute_gradient`, the logits are overwritten with their gradient, and the padding columns with zeros.
+    If `compute_gradient` is True, the logits are overwritten with their gradient, and the padding columns are
+    overwritten with zeros.
     """
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
     cross_entropy_row_inplace[(len(logits),)](

@@ -11,7 +11,7 @@ from qkv.nn import Unembedding
 from qkv.tensors import IGNORE_INDEX
 
 VOCAB_MULTIPLE = 64
-"""The vocabulary is padded to a multiple of this size because GPU matmuls are slow for odd sizes such as 50,257."""
+"""Multiple to which the vocabulary is padded because GPU matmuls are slow for odd sizes such as 50,257."""
 
 LossSum = Float[Tensor, ""]
 
@@ -19,9 +19,9 @@ LossSum = Float[Tensor, ""]
 def cross_entropy_sum(
     logits: Float[Tensor, "*position vocabulary"], targets: Int[Tensor, "*position"], *, smoothing: float = 0.0
 ) -> LossSum:
-    """Returns −Σ log p(target) in float32, ignoring targets equal to IGNORE_INDEX.
+    """Return −Σ log p(target) in float32, ignoring targets equal to IGNORE_INDEX.
 
-    With label smoothing ε, the target distribution is 1 − ε on the target plus ε spread evenly over the vocabulary
+    With label smoothing ε, the target distribution assigns 1 − ε to the target and spreads ε evenly over the vocabulary
     (arXiv:1512.00567).
     """
     flat, chunk_targets = logits.flatten(0, -2).float(), targets.flatten()
@@ -36,7 +36,7 @@ def chunked_loss_sum(
     chunk: int | None = None,
     smoothing: float = 0.0,
 ) -> LossSum:
-    """Computes `cross_entropy_sum(unembedding(states), targets)`, with logits for at most `chunk` positions at a time.
+    """Compute `cross_entropy_sum(unembedding(states), targets)` with logits for at most `chunk` positions at a time.
 
     In compiled code on a GPU, a Triton kernel computes the loss and the logit gradients in one pass.
     """
@@ -49,7 +49,10 @@ def chunked_loss_sum(
 
 
 class _ChunkedLossSum(torch.autograd.Function):
-    """Computes the gradients in the forward pass, chunk by chunk, so that only one chunk of logits exists at a time."""
+    """Autograd function that computes the gradients in the forward pass, one chunk at a time.
+
+    Only one chunk of logits is in memory at a time.
+    """
 
     @staticmethod
     def forward(
@@ -61,7 +64,7 @@ class _ChunkedLossSum(torch.autograd.Function):
         chunk: int,
         smoothing: float,
     ) -> Tensor:
-        # In evaluation no gradients are needed, and only the loss is computed.
+        # Evaluation requires only the loss, not the gradients.
         needs_gradient = any(ctx.needs_input_grad[:3])
         dtype = _matmul_dtype(states)
         cast_weight = weight.to(dtype)
@@ -105,7 +108,7 @@ class _ChunkedLossSum(torch.autograd.Function):
 
 
 class _ChunkedLossSumTriton(torch.autograd.Function):
-    """Like `_ChunkedLossSum`, with a Triton kernel that overwrites the logits of a chunk with their gradients."""
+    """A variant of `_ChunkedLossSum` whose Triton kernel overwrites the logits of each chunk with their gradients."""
 
     @staticmethod
     def forward(

@@ -15,7 +15,10 @@ from qkv.training.losses import LossSum
 
 @runtime_checkable
 class TrainingBatch(Protocol):
-    """A batch of any model family. The trainer only splits it and counts targets. The objective reads its tensors."""
+    """A batch for any model family.
+
+    The trainer only splits the batch and counts targets. The objective reads its tensors.
+    """
 
     @property
     def n_targets(self) -> int: ...
@@ -28,10 +31,10 @@ class TrainingBatch(Protocol):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric logged in addition to the loss. It is stored as a sum and a count so that batches can be combined
-    exactly.
+    """A metric that is logged in addition to the loss.
 
-    For accuracy, `total` is the number of correct predictions and `count` the number of predictions.
+    The metric is stored as a sum and a count so that batches can be combined exactly. For accuracy, `total` is the
+    number of correct predictions and `count` is the number of predictions.
     """
 
     total: LossSum
@@ -40,18 +43,22 @@ class Metric:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Loss and metrics of one batch, as tensors on the device. The trainer copies them to the host once per step."""
+    """The loss and metrics of one batch, as tensors on the device.
+
+    The trainer copies them to the host once per step.
+    """
 
     loss: LossSum
-    """Sum over the targets of this micro-batch. The trainer divides it by the number of targets in the full batch."""
+    """Sum of the losses over all targets in this micro-batch. The trainer divides it by the number of targets in the
+    full batch."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Metrics by their key in metrics.jsonl. The logged value is total/count."""
+    """Metrics keyed by their names in metrics.jsonl. The logged value is total/count."""
 
 
 Objective = Callable[[Any], LossOutput]
-"""Maps a batch of the model's family to its loss, −Σ log p(target), and metrics."""
+"""A function that maps a batch of the model's family to its loss, −Σ log p(target), and its metrics."""
 DeviceInputs = tuple[Tensor | None, ...]
-"""The tensors of a batch that a step reads, on the device."""
+"""The tensors of a batch, on the device, that a step reads."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +66,21 @@ class SplitObjective:
     """An objective split into a host part and a device part. The device part can be captured in a CUDA graph."""
 
     to_device: Callable[[Any], DeviceInputs]
-    """Validates the batch on the CPU and copies its tensors to the device."""
+    """Validate the batch on the CPU and copy its tensors to the device."""
     loss: Callable[..., LossOutput]
-    """Computes the loss from the tensors that `to_device` returned. It must not read any value back to the host."""
+    """Compute the loss from the tensors returned by `to_device`, without reading any value back to the host."""
 
     def __call__(self, batch: Any) -> LossOutput:  # noqa: ANN401 - the batch type depends on the family
         return self.loss(*self.to_device(batch))
 
 
 def uses_bfloat16(precision: Precision, device: torch.device) -> bool:
-    """Returns True if matrix products run in bfloat16. `auto` selects bfloat16 on CUDA devices only."""
+    """Return True if matmuls run in bfloat16. `auto` selects bfloat16 only on CUDA devices."""
     return precision is Precision.BF16 or (precision is Precision.AUTO and device.type == "cuda")
 
 
 def autocast_factory(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Returns a function that creates an autocast context for this precision (a null context for float32)."""
+    """Return a function that creates an autocast context for this precision, or a null context for float32."""
     if not uses_bfloat16(precision, device):
         return nullcontext
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001 - torch has no public API for this check

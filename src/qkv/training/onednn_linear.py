@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN for training on CPUs.
+"""Linear layers that use oneDNN for training on CPUs.
 
 For float32, oneDNN is about 10 % faster than the MKL kernels that torch uses by default on AMD CPUs, but the first call
 with a new shape takes half a millisecond longer. oneDNN is therefore used only for GPTs, whose batches all have the
@@ -19,13 +19,14 @@ from qkv.training.objectives import LossOutput, Objective, uses_bfloat16
 
 
 def use_onednn_if_supported(model: nn.Module, objective: Objective, config: TrainingConfig) -> Objective:
-    """Returns the objective with oneDNN matmuls if they are supported, and the unchanged objective otherwise.
+    """Return the objective with oneDNN matmuls if they are supported, and the unchanged objective otherwise.
 
-    The results differ from those of torch's own matmuls by rounding only.
+    The results differ from those of torch's own matmuls only by rounding.
     """
     parameters = list(model.parameters())
     # With activation checkpointing, the backward pass recomputes activations after the original layers have been
-    # restored. The default matmuls save different tensors than oneDNN, which torch.utils.checkpoint rejects.
+    # restored. The default matmuls and oneDNN save different tensors, and torch.utils.checkpoint rejects this
+    # difference.
     is_unsupported = (
         config.compile or config.activation_checkpointing or uses_bfloat16(config.precision, parameters[0].device)
     )
@@ -43,7 +44,7 @@ def use_onednn_if_supported(model: nn.Module, objective: Objective, config: Trai
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes x·Wᵀ + b like `F.linear`."""
+    """Compute x·Wᵀ + b like `F.linear`."""
     return _OneDNNLinear.apply(x, weight, bias)
 
 

@@ -1,4 +1,4 @@
-"""Comparison of predicted and measured time per operation, with timing hooks on the modules of the model."""
+"""Compare the predicted and measured time of each operation, using timing hooks on the model's modules."""
 
 import re
 from collections import defaultdict
@@ -14,12 +14,12 @@ from qkv.training.timer import Timer
 
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _SELF_TIME_NAMES = {"attention": "attention", "cross_attention": "attention", "feed_forward": "activation"}
-"""Operation name for the time that a module spends outside its submodules."""
+"""Name of the operation to which a module's time outside its submodules is assigned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationTiming:
-    """Predicted and measured seconds of one operation, summed over all layers."""
+    """The predicted and measured time of one operation in seconds, summed over all layers."""
 
     name: str
     predicted: float
@@ -27,7 +27,7 @@ class OperationTiming:
 
 
 def compare_operations(model: Model, step: Step, prediction: TimePrediction, timer: Timer) -> list[OperationTiming]:
-    """Compare the operations of a forward pass that correspond to modules.
+    """Compare predictions and measurements for the operations of a forward pass that correspond to modules.
 
     The predicted launch overhead is distributed evenly over all kernel runs.
     """
@@ -50,7 +50,10 @@ def _operation_name(part: str, name: str) -> str:
 
 
 def _measure_module_self_times(model: Model, step: Step, timer: Timer, *, n_runs: int = 5) -> dict[str, float]:
-    """Measure the time of each module without its submodules, summed over layers, as the minimum of several runs."""
+    """Measure the time of each module without its submodules.
+
+    Times are summed over layers, and the result is the minimum of several runs.
+    """
     runs = []
     for _ in range(n_runs):
         seconds: dict[str, float] = defaultdict(float)

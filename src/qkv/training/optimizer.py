@@ -17,18 +17,19 @@ from qkv.training.sharded_tensors import full_tensor, shard_like
 
 
 class Muon(Optimizer):
-    """Momentum SGD with orthogonalized updates (Muon).
+    """An optimizer that performs momentum SGD with orthogonalized updates (Muon).
 
     Updates are scaled by 0.2·√(larger side of the matrix) so that learning rates tuned for AdamW can be reused
     (arXiv:2502.16982). `torch.optim.Muon` always computes in bfloat16, which is many times slower than float32 on most
     CPUs. This implementation uses bfloat16 only on GPUs. Matrices of the same shape are processed in one batch, and
-    lists of tensors with foreach operations. Otherwise, launching many small kernels would dominate the time on a GPU.
+    lists of tensors are processed with foreach operations. Otherwise, launching many small kernels would dominate the
+    time on a GPU.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: Tensor | None = None
-        """If this tensor is 1, the step changes no weights (see `skip_step_if`)."""
+        """Flag tensor that makes the step change no weights if its value is 1 (see `skip_step_if`)."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -45,10 +46,10 @@ class Muon(Optimizer):
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         momentum_buffers = [self._momentum_buffer(parameter) for parameter in parameters]
         torch._foreach_lerp_(momentum_buffers, gradients, 1 - group["momentum"])
-        # Update in place because the gradient is not needed afterwards and torch 2.11 has no out-of-place form for
+        # Update the gradient in place because it is not needed afterwards and torch 2.11 has no out-of-place form for
         # DTensors.
         torch._foreach_lerp_(gradients, momentum_buffers, group["momentum"])
-        # Sharded matrices are gathered, and each rank keeps its shard of the update.
+        # Sharded matrices are gathered, and each rank keeps its own shard of the update.
         updates = orthogonalize(torch.stack([full_tensor(gradient) for gradient in gradients])).to(parameters[0].dtype)
         decay, rate = group["lr"] * group["weight_decay"], group["lr"] * scale
         if self.found_inf is not None:
@@ -75,8 +76,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
-        # Computes 3.4445·x + (−4.7750·gram + 2.0315·gram²)·x with fused multiply-adds. The coefficients are from
-        # Jordan et al. 2024: they maximize the slope at 0 while keeping singular values near 1.
+        # Compute 3.4445·x + (−4.7750·gram + 2.0315·gram²)·x with fused multiply-adds. The coefficients are from Jordan
+        # et al. 2024. They maximize the slope at 0 while keeping singular values near 1.
         polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return x.mT if is_tall else x
@@ -85,8 +86,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def build_optimizers(model: nn.Module, config: TrainingConfig, *, capturable: bool = False) -> list[Optimizer]:
     """Create AdamW for all parameters, or Muon for the weight matrices of the blocks and AdamW for the rest.
 
-    Weight decay applies only to matrices. With `capturable`, learning rates are tensors on the device so that a
-    captured CUDA graph reads their current values.
+    Weight decay applies only to matrices. If `capturable` is True, the learning rates are stored in tensors on the
+    device so that a captured CUDA graph reads their current values.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     is_muon = config.optimizer is OptimizerKind.MUON
@@ -113,7 +114,7 @@ def build_optimizers(model: nn.Module, config: TrainingConfig, *, capturable: bo
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of every parameter group, scaled by the group's layer-wise factor."""
+    """Set the learning rate of every parameter group to `rate`, scaled by the group's layer-wise factor."""
     for group in optimizer.param_groups:
         scaled_rate = rate * group.get("scale", 1.0)
         if isinstance(group["lr"], Tensor):
@@ -123,7 +124,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def skip_step_if(found_nonfinite: Float[Tensor, ""], optimizer: Optimizer) -> None:
-    """Make the next optimizer step a no-op if `found_nonfinite` is 1 when the device executes it."""
+    """Make the next optimizer step a no-op if `found_nonfinite` is 1 when the device executes the step."""
     optimizer.found_inf = found_nonfinite  # type: ignore[attr-defined]  # used by torch's fused AdamW for gradient scaling
 
 
@@ -132,8 +133,8 @@ def clip_gradients(
 ) -> None:
     """Scale the gradients so that their global norm is at most `limit`.
 
-    With `fuse_into_step`, AdamW scales the gradients in its update kernel, which saves one pass over them. The results
-    differ by rounding.
+    If `fuse_into_step` is True, AdamW scales the gradients in its update kernel, which saves one pass over them. The
+    results differ by rounding.
     """
     if fuse_into_step and isinstance(optimizer, AdamW):
         optimizer.grad_scale = ((norm + 1e-6) / limit).clamp(min=1)  # type: ignore[attr-defined]  # see `skip_step_if`
@@ -143,9 +144,9 @@ def clip_gradients(
 
 
 def _layer_lr_factors(names: list[str], decay: float | None) -> dict[str, float]:
-    """Returns the learning-rate factor of each weight: decay^(number of layers above it).
+    """Return the learning-rate factor of each weight: decay^(number of layers above it).
 
-    The heads are above all layers and the embeddings below them.
+    The heads are above all layers, and the embeddings are below all layers.
     """
     if decay is None:
         return dict.fromkeys(names, 1.0)
@@ -156,7 +157,7 @@ def _layer_lr_factors(names: list[str], decay: float | None) -> dict[str, float]
 
 
 def optimizer_state_tensors(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """Returns the optimizer state for a checkpoint, with keys of the form `parameter name/state name`."""
+    """Return the optimizer state for a checkpoint, with keys of the form `parameter name/state name`."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for optimizer in optimizers:

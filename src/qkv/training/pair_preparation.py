@@ -1,4 +1,4 @@
-"""Preparation of sentence pairs: cleaning, held-out split and tokenizers."""
+"""Prepare sentence pairs: clean them, hold out validation pairs and train tokenizers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -25,7 +25,7 @@ def write_clean_train_and_validation_pairs(
 ) -> None:
     """Clean the sentence pairs and write them to the training and validation stores.
 
-    Validation is written first, so an existing training store implies that both stores are complete.
+    The validation store is written first, so both stores are complete if the training store exists.
     """
     settings = get_pairs_config(recipe)
     train = _find_pair_files_by_pattern(recipe.data.train, data_folder, settings)
@@ -39,8 +39,7 @@ def write_clean_train_and_validation_pairs(
         check_languages_not_swapped(first, file.read(), name=str(file.source))
     cleaner = EmptyUnevenDuplicatePairFilter(max_length_ratio=settings.max_length_ratio)
     if validation:
-        # Validation is cleaned first. The same cleaner then drops duplicates of validation pairs from the training
-        # data.
+        # Clean the validation pairs first so that the same cleaner then drops their duplicates from the training data.
         write_pair_texts_and_counts(
             _read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped
         )
@@ -80,7 +79,7 @@ def _write_validation_and_return_train(
 ) -> dict[str, list[Pair]]:
     """Hold out a fraction of the pairs for validation and return the remaining pairs for training.
 
-    The split is by connected components so that no validation sentence occurs in training.
+    The pairs are split by connected components so that no validation sentence occurs in the training data.
     """
     pairs_by_file = {name: list(pairs) for name, pairs in files.items()}
     all_pairs = list(chain.from_iterable(pairs_by_file.values()))
@@ -101,8 +100,8 @@ def load_or_train_pair_tokenizers(
 ) -> dict[str, Tokenizer]:
     """Prepare the source and target tokenizers.
 
-    Each one is taken from an interrupted earlier call, loaded from the path in the recipe (relative to `relative_to`),
-    or trained on the pairs.
+    Each tokenizer is taken from an interrupted earlier call, loaded from the path in the recipe (relative to
+    `relative_to`), or trained on the pairs.
     """
     settings = get_pairs_config(recipe)
     is_joint = settings.source_vocab_size is None
@@ -131,7 +130,7 @@ def load_or_train_pair_tokenizers(
 
 def _train_pair_tokenizer(recipe: Recipe, folder: Path, side: str | None, *, size: int) -> Tokenizer:
     settings = recipe.tokenizer
-    # Every n-th pair of a very large corpus is enough.
+    # For a very large corpus, every n-th pair is sufficient.
     step = 1 + (folder / TEXTS_FILE).stat().st_size // (2 * TOKENIZER_CHARACTERS)
     texts = iterate_pair_texts(folder, side=side, repeat=get_pairs_config(recipe).repeat, step=step)
     return train_tokenizer(

@@ -1,4 +1,4 @@
-"""Profile training and generation by category of work, with a lower bound for each category."""
+"""Profile training and generation by category of work, with a lower bound on the time of each category."""
 
 import os
 import re
@@ -28,7 +28,7 @@ from qkv.training.trainer import Trainer
 
 A = TypeVar("A")
 WARMUP_BATCHES, PROFILED_BATCHES = 2, 4
-"""Batches for warm-up and profiling. `Trainer.train_and_measure_step_seconds` runs each of them twice."""
+"""Number of batches for warm-up and for profiling. `Trainer.train_and_measure_step_seconds` runs each of them twice."""
 _DATA_LABEL = "qkv: data"
 _CATEGORY_PATTERNS = {
     ProfileCategory.DATA: rf"^{_DATA_LABEL}",
@@ -46,14 +46,14 @@ _CATEGORY_PATTERNS = {
     ),
     ProfileCategory.COPIES: r"copy|memcpy|memset|::cat|catarray|contiguous|clone|::to$|fill|zero",
 }
-"""Patterns for names of torch operations and GPU kernels, including those of qkv. The first matching pattern determines
-the category. Names without a match count as element-wise."""
+"""Regular expressions for the names of torch operations and GPU kernels, including those of qkv. The first matching
+expression determines the category. Names without a match are classified as element-wise."""
 _COMPILED_PATTERNS = {category: re.compile(pattern, re.IGNORECASE) for category, pattern in _CATEGORY_PATTERNS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRates:
-    """Measured rates of the device: FLOP/s of a large matmul, and bytes/s of memory bandwidth."""
+    """Measured rates of the device: FLOP/s of a large matmul, and memory bandwidth in bytes/s."""
 
     matmul_flops: float
     bandwidth: float
@@ -61,14 +61,15 @@ class DeviceRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Profile of one training step or one generation."""
+    """The profile of one training step or one generation."""
 
     seconds: float
-    """Total time, measured without the profiler."""
+    """Total time in seconds, measured without the profiler."""
     seconds_by_category: Mapping[ProfileCategory, float]
-    """Time by category. The values add up to `seconds`."""
+    """Time in seconds for each category. The values add up to `seconds`."""
     bounds: Mapping[ProfileCategory, float]
-    """Lower bound of the time of eager kernels at the measured rates, by category. Empty without a cost estimate."""
+    """Lower bound on the time of eager kernels at the measured rates, for each category. Empty without a cost
+    estimate."""
     rates: DeviceRates | None = None
 
     @property
@@ -77,7 +78,7 @@ class Profile:
 
 
 def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path | None = None) -> Profile:
-    """Profile a few training steps. The steps train the model, so use a trainer created for this purpose."""
+    """Profile a few training steps. The steps train the model, so use a trainer that was created for this purpose."""
     load_batch, device = trainer.data.batch, next(trainer.model.parameters()).device
 
     def load_labeled_batch(step_number: int) -> object:
@@ -106,7 +107,10 @@ def profile_training(trainer: Trainer, step_estimate: Estimate, *, trace: Path |
 def time_then_profile_generation(
     work: Callable[[], A], device: torch.device, *, expected: Estimate | None, trace: Path | None = None
 ) -> tuple[A, Profile]:
-    """Run the work twice, once with the profiler, and return its result and profile. Call it after a warm-up."""
+    """Run the work twice, the second time with the profiler, and return its result and profile.
+
+    Call this function after a warm-up.
+    """
     timer = Timer(device)
     started = time.perf_counter()
     result = work()
@@ -126,7 +130,7 @@ def time_then_profile_generation(
 
 
 def measure_device_rates(device: torch.device, dtype: Precision) -> DeviceRates:
-    """Measure matmul throughput and memory bandwidth of the device, in about 0.5 seconds."""
+    """Measure the matmul throughput and memory bandwidth of the device, which takes about 0.5 seconds."""
     timer = Timer(device, seconds_per_measurement=0.1)
     is_gpu = device.type == "cuda"
     torch_dtype = torch.float32 if dtype is Precision.FLOAT32 else torch.bfloat16
@@ -146,15 +150,15 @@ def measure_device_rates(device: torch.device, dtype: Precision) -> DeviceRates:
 def _profile_by_category(
     work: Callable[[], object], device: torch.device, *, unprofiled_seconds: float, n_repeats: int, trace: Path | None
 ) -> Mapping[ProfileCategory, float]:
-    """Profile the work and return the seconds per repetition by category.
+    """Profile the work and return the seconds per repetition for each category.
 
     CPU times are scaled to add up to `unprofiled_seconds` because the profiler slows down the CPU.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences start and stop messages on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages on stderr
     is_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of the profiler itself
+        warnings.simplefilter("ignore")  # suppresses warnings from the profiler itself
         with torch.profiler.profile(activities=activities) as profile:
             started = time.perf_counter()
             work()
@@ -182,9 +186,9 @@ def _profile_by_category(
 
 
 def durations_without_earlier_overlap(ranges: Sequence[Interval]) -> list[float]:
-    """Returns the part of each time range that does not overlap with earlier ones.
+    """Return the duration of each time range, excluding any overlap with earlier ranges.
 
-    A kernel may start before the previous kernel has ended and then wait for it.
+    A kernel may start before the previous kernel has ended and then wait for that kernel.
     """
     exclusive, last_end = [0.0] * len(ranges), float("-inf")
     for index in sorted(range(len(ranges)), key=lambda index: ranges[index].start):
@@ -201,7 +205,10 @@ def _category_of_operation_name(name: str) -> ProfileCategory:
 
 
 def _categories_by_sequence_nr(events: Sequence[FunctionEvent]) -> dict[int, ProfileCategory]:
-    """Returns the category of forward operations by sequence number, which their backward operations share."""
+    """Return the category of each forward operation, keyed by sequence number.
+
+    Backward operations have the same sequence number as their forward operation.
+    """
     categories: dict[int, ProfileCategory] = {}
     for event in events:
         if event.sequence_nr >= 0 and not _is_gradient(event):
@@ -210,7 +217,10 @@ def _categories_by_sequence_nr(events: Sequence[FunctionEvent]) -> dict[int, Pro
 
 
 def _category_of_outermost_caller(event: FunctionEvent, forward: Mapping[int, ProfileCategory]) -> ProfileCategory:
-    """Returns the category of the outermost caller that has a specific one. A copy inside a norm counts as norm."""
+    """Return the category of the outermost caller that has a specific category.
+
+    For example, a copy inside a norm is assigned to the norm.
+    """
     category, caller = ProfileCategory.ELEMENTWISE, event
     while caller is not None:
         if _is_gradient(caller) and caller.sequence_nr in forward:

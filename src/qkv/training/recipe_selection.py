@@ -1,4 +1,4 @@
-"""Automatic selection of a recipe from the size of the data, the available time and the speed of the device."""
+"""Select a recipe automatically based on the size of the data, the available time and the speed of the device."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from qkv.data import parse_text_sources
 
 
 class ModelSize(NamedTuple):
-    """Depth, width and number of heads of a model."""
+    """The depth, width and number of heads of a model."""
 
     n_layers: int
     d_model: int
@@ -25,26 +25,26 @@ MODEL_SIZES = [
     ModelSize(*size)
     for size in ((2, 64, 2), (3, 96, 3), (4, 128, 4), (5, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8), (12, 768, 12))
 ]
-"""Available model sizes, from small to large."""
+"""Available model sizes, from smallest to largest."""
 TRAINING_EFFICIENCY = 0.35
-"""Fraction of the measured matmul throughput that training a small model reaches."""
+"""Fraction of the measured matmul throughput that is reached when training a small model."""
 
 MIN_EVAL_BATCHES = 8
 """Minimum number of batches per evaluation. With fewer batches, the loss would be noisy."""
 SMALL_MODEL_CHECKPOINTS = 12
-"""Number of checkpoints to keep for a small model, which are used by `qkv inspect --view timeline`. These are nearly
-all checkpoints that `with_steps_and_scaled_intervals` saves."""
+"""Number of checkpoints to keep for a small model. The checkpoints are used by `qkv inspect --view timeline`. This
+number includes nearly all checkpoints that `with_steps_and_scaled_intervals` saves."""
 MIN_STEPS = 20
 """Minimum number of steps of a run, regardless of the available time."""
 DEFAULT_MINUTES = 5.0
-"""Default training time if neither a time nor a number of steps is specified."""
+"""Training time in minutes if neither a time nor a number of steps is specified."""
 
 
 def auto_recipe(files: list[str], choose: Callable[..., Recipe], *, seconds: float, device: torch.device) -> Recipe:
     """Choose a recipe for the files with `choose`.
 
-    `choose` is `choose_gpt_recipe_except_steps` or a function with the same interface.
-    The recipe depends on the total size of the files, the available time and the matmul throughput of the device.
+    The argument `choose` is `choose_gpt_recipe_except_steps` or a function with the same interface. The recipe depends
+    on the total size of the files, the available time and the matmul throughput of the device.
     """
     return choose(
         [str(Path(file).resolve()) for file in files],
@@ -59,7 +59,7 @@ def choose_gpt_recipe_except_steps(
 ) -> Recipe:
     """Choose a GPT recipe. `flops_per_second` is the matmul throughput of the device.
 
-    The number of steps is provisional. `fit_steps_to_time` sets it once the time per step is known.
+    The number of steps is provisional. `fit_steps_to_time` replaces it once the time per step is known.
     """
     kind, vocab_size = _choose_tokenizer(n_bytes)
     n_layers, d_model, n_heads = choose_model_size(
@@ -75,7 +75,7 @@ def choose_gpt_recipe_except_steps(
         "positions": "rotary",
         "norm": "rms",
         # A gated feed-forward layer of width 8/3·d_model has as many parameters as a plain one of width 4·d_model. The
-        # model then has the architecture of Llama, which `qkv convert` can export.
+        # resulting model has the architecture of Llama, which `qkv convert` can export.
         "d_ff": 32 * round(8 * d_model / 3 / 32),
         "gated": True,
         "activation": "silu",
@@ -97,7 +97,7 @@ def choose_gpt_recipe_except_steps(
 def choose_bert_recipe_except_steps(
     files: list[str], *, n_bytes: int, seconds: float, flops_per_second: float, next_sentence: bool
 ) -> Recipe:
-    """Choose a BERT recipe with the published architecture, which other libraries can load.
+    """Choose a BERT recipe that uses the published architecture, which other libraries can load.
 
     See `choose_gpt_recipe_except_steps`. The WordPiece vocabulary is trained by the `tokenizers` library, which breaks
     ties randomly. Two runs on the same text may therefore have different vocabularies.
@@ -121,7 +121,7 @@ def choose_bert_recipe_except_steps(
 def _training_config_with_placeholder_steps(
     d_model: int, *, batch_size: int, seq_len: int, warmup_steps: int
 ) -> TrainingConfig:
-    """Training settings by model width.
+    """Return training settings based on the model width.
 
     Narrow models tolerate a higher learning rate. The number of steps is provisional.
     """
@@ -140,12 +140,18 @@ def _training_config_with_placeholder_steps(
 
 
 def checkpoints_to_keep(d_model: int) -> int:
-    """Number of checkpoints to keep, by model width. Each takes 12 bytes per parameter (30 MB at d_model=192)."""
+    """Return how many checkpoints to keep based on the model width.
+
+    Each checkpoint takes 12 bytes per parameter (30 MB at d_model=192).
+    """
     return SMALL_MODEL_CHECKPOINTS if d_model <= 192 else 2
 
 
 def choose_model_size(*, n_bytes: int, flops: float) -> ModelSize:
-    """Choose the largest size that can train on four tokens per parameter and has at most five parameters per byte."""
+    """Choose the largest model size that suits the amount of data and compute.
+
+    The compute suffices to train on four tokens per parameter. The model has at most five parameters per byte of text.
+    """
     chosen = MODEL_SIZES[0]
     for size in MODEL_SIZES:
         n_parameters = 12 * size.n_layers * size.d_model**2
@@ -158,7 +164,7 @@ def choose_model_size(*, n_bytes: int, flops: float) -> ModelSize:
 def _choose_tokenizer(n_bytes: int) -> tuple[str, int]:
     """Choose the tokenizer and its vocabulary size.
 
-    Short texts get small vocabularies because rare tokens are not learned.
+    Short texts get small vocabularies because models do not learn rare tokens.
     """
     if n_bytes < 200_000:
         return "char", 1024
@@ -166,25 +172,26 @@ def _choose_tokenizer(n_bytes: int) -> tuple[str, int]:
 
 
 def fit_steps_to_time(recipe: Recipe, *, seconds: float, seconds_per_step: float) -> Recipe:
-    """Returns the recipe with as many steps as fit into `seconds`."""
+    """Return the recipe with as many steps as fit into `seconds`."""
     return with_steps_and_scaled_intervals(
         recipe, max(MIN_STEPS, steps_in_budget(seconds / seconds_per_step, n_evaluations=11))
     )
 
 
 def steps_in_budget(n_affordable: float, *, n_evaluations: int) -> int:
-    """Returns how many training steps to plan if `n_affordable` steps would fill the available time.
+    """Return how many training steps to plan if `n_affordable` steps would fill the available time.
 
-    10 % of the time is reserved for evaluation and checkpoints. Short runs reserve more because each evaluation has at
-    least `MIN_EVAL_BATCHES` batches.
+    Of this time, 10 % is reserved for evaluation and checkpoints. Short runs reserve more because each evaluation has
+    at least `MIN_EVAL_BATCHES` batches.
     """
     return math.floor(min(0.9 * n_affordable, 0.95 * n_affordable - n_evaluations * MIN_EVAL_BATCHES / 3))
 
 
 def with_steps_and_scaled_intervals(recipe: Recipe, steps: int) -> Recipe:
-    """Returns the recipe with this number of steps and ten evaluations and checkpoints.
+    """Return the recipe with the given number of steps and ten evaluations and checkpoints.
 
-    A validation batch costs a third of a training step, so ten evaluations of steps/60 batches are 6 % of the work.
+    A validation batch costs a third as much as a training step, so ten evaluations of steps/60 batches are 6 % of the
+    work.
     """
     eval_every = max(1, steps // 10)
     training = recipe.training.replace(
@@ -198,7 +205,7 @@ def with_steps_and_scaled_intervals(recipe: Recipe, steps: int) -> Recipe:
 
 
 def measure_matmul_flops(device: torch.device) -> float:
-    """Measure the FLOP/s of a large matrix product, in about 0.2 seconds."""
+    """Measure the FLOP/s of a large matmul, which takes about 0.2 seconds."""
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a = torch.randn(n, n, device=device, dtype=dtype)
     best = math.inf

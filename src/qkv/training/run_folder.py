@@ -42,28 +42,31 @@ LogFunction = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingProgress:
-    """Progress of a run after `step` updates, saved as progress.json in each checkpoint."""
+    """The progress of a run after `step` updates, saved as progress.json in each checkpoint."""
 
     step: int = 0
     n_tokens: int = 0
     last_eval_step: int = 0
-    """Step of the last evaluation."""
+    """Step of the most recent evaluation."""
     best_loss: float | None = None
-    """Validation loss of the best evaluation."""
+    """Validation loss in the best evaluation."""
     best_metric_value: float | None = None
-    """Value of the metric that decides which evaluation is best, if it is not the loss."""
+    """Value of the metric that determines the best evaluation, unless the loss determines it."""
     best_step: int | None = None
     n_evals_since_best: int = 0
-    """Number of evaluations since the best one."""
+    """Number of evaluations since the best evaluation."""
     seconds: float = 0.0
     metrics_bytes: int = 0
-    """Size of metrics.jsonl at this step. A resumed run truncates the file to this size."""
+    """Size of metrics.jsonl at this step in bytes. A resumed run truncates the file to this size."""
     environment: str = ""
-    """torch version, thread count and hardware. In other environments, results may differ by rounding."""
+    """Description of the torch version, thread count and hardware. Rounding may differ in other environments."""
 
 
 def describe_environment(device: torch.device) -> str:
-    """Describe what affects rounding in addition to the settings and data: torch version, threads and hardware."""
+    """Describe the torch version, thread count and hardware.
+
+    Besides the settings and the data, they affect rounding.
+    """
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
     kind = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
@@ -71,10 +74,13 @@ def describe_environment(device: torch.device) -> str:
 
 
 class RunFolder:
-    """Reads and writes the files of a run."""
+    """The folder of a training run, with methods to read and write its files."""
 
     def __init__(self, path: Path, *, created_folders: tuple[Path, ...] = ()) -> None:
-        """`created_folders` are the folders that `create` created for this run, innermost first."""
+        """Set the paths of the run's files without creating the folder.
+
+        `created_folders` are the folders that `create` created for this run, innermost first.
+        """
         self.path = path
         self._created_folders = created_folders
         self.checkpoints = path / "checkpoints"
@@ -82,7 +88,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
-        """Create a new folder or use an existing empty one. Raises RunError rather than overwrite another run."""
+        """Create a new folder or use an existing empty one.
+
+        Raises `RunError` instead of overwriting another run.
+        """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: must be a new or empty folder, got a file")
         created_folders = tuple(folder for folder in (path, *path.parents) if not folder.exists())
@@ -100,17 +109,20 @@ class RunFolder:
     def discard(self) -> None:
         """Delete the contents of the folder and the folders that `create` created.
 
-        Called if the input of a run is invalid.
+        This method is called if the input of a run is invalid.
         """
         for leftover in self.path.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        with suppress(OSError):  # another run may have been created in the parent folder meanwhile
+        with suppress(OSError):  # another run may have been created in the parent folder in the meantime
             for folder in self._created_folders:
                 folder.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Context manager that locks the folder exclusively. The lock is released even if the process is killed."""
+        """Hold an exclusive lock on the folder while the context is active.
+
+        The lock is released even if the process is killed.
+        """
         handle = os.open(self.path, os.O_RDONLY)
         try:
             try:
@@ -122,7 +134,7 @@ class RunFolder:
             os.close(handle)
 
     def checkpoint_steps(self) -> list[int]:
-        """Returns the steps that have a checkpoint, in ascending order. The checkpoints may be damaged."""
+        """Return the steps that have a checkpoint, in ascending order. The checkpoints may be damaged."""
         names = (re.fullmatch(r"step-(\d{8,})", folder.name) for folder in self.checkpoints.glob("step-*"))
         return sorted(int(name[1]) for name in names if name)
 
@@ -139,8 +151,8 @@ class RunFolder:
     ) -> None:
         """Write the checkpoint of this step unless it already exists.
 
-        `write_extra_files` is called with the temporary folder to write additional files before the checkpoint is
-        finalized.
+        Before the checkpoint is finalized, `write_extra_files` is called with the temporary folder to write additional
+        files.
         """
         if self.checkpoint_folder(progress.step).exists():
             return
@@ -164,13 +176,17 @@ class RunFolder:
                     self._delete_checkpoint(step)
 
     def _delete_checkpoint(self, step: int) -> None:
-        # Rename before deleting so that an interrupted deletion never leaves an incomplete checkpoint.
+        # Rename the checkpoint before deleting it so that an interrupted deletion never leaves an incomplete
+        # checkpoint.
         deleted_folder = self.checkpoints / f"{PARTIAL_PREFIX}old-{step}"
         self.checkpoint_folder(step).rename(deleted_folder)
         shutil.rmtree(deleted_folder)
 
     def latest_valid_checkpoint(self, log: LogFunction) -> tuple[TrainingProgress, Path]:
-        """Returns the latest checkpoint whose hashes are correct, and logs the errors of later checkpoints."""
+        """Return the latest checkpoint whose hashes are correct.
+
+        Errors in later checkpoints are logged.
+        """
         steps = self.checkpoint_steps()
         for step in reversed(steps):
             folder = self.checkpoint_folder(step)
@@ -183,7 +199,10 @@ class RunFolder:
         raise RunError(f"{self.path}: cannot resume because none of the {len(steps)} checkpoints is valid")
 
     def best_or_latest_checkpoint(self) -> Path:
-        """Returns the best checkpoint if it still exists, and the latest valid one otherwise. Hashes are checked."""
+        """Return the best checkpoint if it still exists, and the latest valid checkpoint otherwise.
+
+        Hashes are checked.
+        """
         progress, folder = self.latest_valid_checkpoint(lambda _message: None)
         if progress.best_step is not None and self.checkpoint_folder(progress.best_step).is_dir():
             folder = self.checkpoint_folder(progress.best_step)
@@ -230,7 +249,7 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Load the model weights and the resume state of a checkpoint.
 
-    Sharded parts of the resume state are sharded like the model parameters `like`.
+    Sharded parts of the resume state are sharded to match the model parameters in `like`.
     """
     weights, resume = read_safetensors(folder / "model.safetensors"), read_safetensors(folder / "resume.safetensors")
     if (folder / SHARDS_FOLDER).is_dir():

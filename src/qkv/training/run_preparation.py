@@ -1,4 +1,4 @@
-"""Preparation of runs: data, tokenizer, model and trainer of a recipe. Interrupted preparations can be resumed."""
+"""Prepare the data, tokenizer, model and trainer for a recipe. Interrupted preparations can be resumed."""
 
 import json
 from dataclasses import dataclass, replace
@@ -29,10 +29,11 @@ RECIPE_FILE = "recipe.toml"
 PREPARATION_FILE = "preparation.json"
 DATA_FOLDER = "data"
 MIN_BATCHES = 4
-"""Training data with fewer batches repeats every few steps, so the model would memorize it."""
+"""Minimum number of training batches. With fewer batches, the data repeats every few steps, and the model would
+memorize it."""
 MIN_HELD_OUT_TOKENS = 500
-"""Minimum number of held-out tokens. The loss varies by about 2 nats between tokens. With fewer tokens, the standard
-error of its mean is therefore about 0.1 or more."""
+"""Minimum number of held-out tokens. The loss varies by about 2 nats between tokens, so the standard error of the mean
+loss is about 0.1 or more with fewer tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +46,12 @@ class PreparedRun:
 
     @property
     def config(self) -> ModelConfig:
-        """Model config with the vocabulary size of the tokenizer."""
+        """Model config with the tokenizer's vocabulary size."""
         return self.recipe.build_model_config(self.corpus.tokenizer.vocab_size)
 
     @property
     def data_warning(self) -> str:
-        """Warning about too little training or held-out data, or an empty string."""
+        """A warning about insufficient training or held-out data, or an empty string."""
         n_train, n_held_out = self.corpus.n_tokens
         batch_tokens = self.recipe.training.batch_size * self.recipe.training.seq_len
         warnings = []
@@ -66,12 +67,15 @@ class PreparedRun:
 
 
 class PreparationInputs(Config):
-    """Inputs of the preparation other than the recipe, saved so that an interrupted preparation can be resumed."""
+    """The inputs of the preparation besides the recipe.
+
+    The inputs are saved so that an interrupted preparation can be resumed.
+    """
 
     data: str
-    """Folder that the data files of the recipe are relative to."""
+    """Folder to which the recipe's data files are relative."""
     seconds: float | None = None
-    """Time budget to which the number of steps still has to be fitted."""
+    """Time budget in seconds if the number of steps has not yet been fitted to it, or None otherwise."""
 
 
 def prepare_run(
@@ -96,7 +100,7 @@ def prepare_run(
 
 
 def load_preparation_inputs(folder: Path) -> PreparationInputs | None:
-    """Returns the state of an unfinished preparation, or None if it is finished."""
+    """Return the inputs of an unfinished preparation, or None if the preparation is finished."""
     path = folder / PREPARATION_FILE
     try:
         return PreparationInputs(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
@@ -115,7 +119,10 @@ def resume_preparation(folder: Path, *, progress: ProgressBars) -> PreparedRun:
 def fit_run_to_time(
     prepared: PreparedRun, *, device: torch.device, seconds: float, distributed: Distributed = SINGLE_PROCESS
 ) -> PreparedRun:
-    """Returns the run with as many steps as fit into `seconds`, measured on a temporary model."""
+    """Return the run with as many steps as fit into `seconds`.
+
+    The time per step is measured on a temporary model.
+    """
     trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
     recipe = fit_steps_to_time(
         prepared.recipe, seconds=seconds, seconds_per_step=trainer.train_and_measure_step_seconds()
@@ -132,7 +139,10 @@ def write_fingerprints_and_final_recipe(prepared: PreparedRun) -> None:
 
 
 def open_run(folder: Path) -> PreparedRun:
-    """Open a prepared run. Raises RunError if the preparation is unfinished or the data has changed."""
+    """Open a prepared run.
+
+    Raises `RunError` if the preparation is unfinished or the data has changed.
+    """
     recipe = _load_run_recipe(folder)
     if load_preparation_inputs(folder) is not None:
         raise RunError(f"{folder}: the data preparation was interrupted; resume it with: qkv train --resume {folder}")
@@ -166,7 +176,7 @@ def build_trainer(
 ) -> Trainer:
     """Build the model and its trainer.
 
-    If `start` is given, training starts from its weights, and its config must match.
+    If `start` is given, training starts from the weights of `start`, and its config must match.
     """
     training, corpus = distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training), prepared.corpus
     model = build(prepared.config, seed=training.seed)
@@ -185,7 +195,8 @@ def build_trainer(
         run=prepared.run,
         texts=_checkpoint_texts(prepared.config, corpus),
         report=report,
-        # Only translation has generation metrics. For the other families this avoids gathering a sharded model.
+        # Only translation has generation metrics. Skipping them for the other families avoids gathering a sharded
+        # model.
         generation_metrics=(
             lambda: distributed.gather_and_evaluate_on_rank0(
                 model, lambda full_model: corpus.generation_metrics(full_model, training)

@@ -7,7 +7,7 @@ from qkv.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Returns the learning rate of update `step` (starting at 0), which depends only on the config and the step."""
+    """Return the learning rate of update `step` (starting at 0), which depends only on the config and the step."""
     progress = _decay_fraction_across_replans(config, step)
     is_warmed_up = step >= config.warmup_steps
     peak = config.learning_rate if is_warmed_up else config.learning_rate * (step + 1) / config.warmup_steps
@@ -30,7 +30,7 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
 
 
 def _decay_fraction_across_replans(config: TrainingConfig, step: int) -> float:
-    """Returns the fraction of the decay that is completed at `step`. The decay starts after the warm-up.
+    """Return the fraction of the decay that is complete at `step`. The decay starts after the warm-up.
 
     If the number of steps was changed during the run (`config.replans`), the remaining decay is spread evenly over the
     remaining steps. This also applies during the warm-up, which may be longer than the replanned run.

@@ -1,4 +1,4 @@
-"""Sharded tensors (FSDP): gather, shard, save and load them.
+"""Gather, shard, save and load sharded tensors (FSDP).
 
 `torch.distributed.tensor` and `torch.distributed.checkpoint` take about a second to import, so they are imported only
 when sharded tensors are used.
@@ -36,14 +36,15 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Returns this rank's shard of a sharded tensor, and any other tensor unchanged."""
+    """Return this rank's shard of a sharded tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """Shard a full tensor like `other`. Every rank slices its own copy, so nothing is communicated.
+    """Shard a full tensor in the same way as `other`.
 
-    The tensor is returned unchanged if `other` is not sharded, `tensor` already is, or their shapes differ.
+    Every rank slices its own copy, so nothing is communicated. The tensor is returned unchanged if `other` is not
+    sharded, `tensor` is already sharded, or their shapes differ.
     """
     if not is_sharded(other) or is_sharded(tensor) or tensor.shape != other.shape:
         return tensor
@@ -53,7 +54,10 @@ def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def save_sharded_safetensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Save sharded tensors as safetensors files. This is a collective operation: every rank writes its own shards."""
+    """Save sharded tensors as safetensors files.
+
+    This is a collective operation in which every rank writes its own shards.
+    """
     from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter, save
 
     try:
@@ -67,7 +71,7 @@ def save_sharded_safetensors(tensors: Mapping[str, Tensor], folder: Path) -> Non
 
 
 def load_sharded(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Load tensors written by `save_sharded_safetensors` and shard them like the model parameters `like`.
+    """Load tensors written by `save_sharded_safetensors`, sharded to match the model parameters in `like`.
 
     The number of ranks may have changed since the tensors were saved. Tensor names have the form `kind/parameter` or
     `kind/parameter/state`, and each tensor has the shape of its parameter.
@@ -78,7 +82,7 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     reader = HuggingFaceStorageReader(str(folder))
     tensors: dict[str, Tensor] = {}
     for name, stored in reader.read_metadata().state_dict_metadata.items():
-        assert isinstance(stored, TensorStorageMetadata)  # a safetensors file holds nothing else
+        assert isinstance(stored, TensorStorageMetadata)  # a safetensors file contains nothing else
         parameter, size = like.get(name.split("/")[1]), tuple(stored.size)
         if parameter is None or parameter.shape != size:
             expected = (

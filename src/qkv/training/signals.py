@@ -1,8 +1,8 @@
-"""Handling of SIGINT and SIGTERM.
+"""Handle SIGINT and SIGTERM.
 
-Inside the training loop, the first signal ends the run after the current step. Elsewhere it raises `SignalInterrupt`.
-A second signal always kills the process. Exit codes follow the shell convention: 130 for SIGINT (Ctrl-C), 143 for
-SIGTERM.
+Inside the training loop, the first signal ends the run after the current step. Outside the training loop, it raises
+`SignalInterrupt`. A second signal always kills the process. Exit codes follow the shell convention: 130 for SIGINT
+(Ctrl-C) and 143 for SIGTERM.
 """
 
 import signal
@@ -22,7 +22,7 @@ class SignalInterrupt(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Records the stop signal that was received, if any."""
+    """A record of the stop signal that was received, if any."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -34,7 +34,10 @@ class StopRequest:
 
 @contextmanager
 def record_stop_signals() -> Iterator[StopRequest]:
-    """Context manager in which a stop signal is recorded in the yielded `StopRequest` and has no other effect."""
+    """Record stop signals in the yielded `StopRequest` while the context is active.
+
+    The signals have no other effect.
+    """
     request = StopRequest()
     with _temporary_stop_signal_handler(request.receive):
         yield request
@@ -42,7 +45,7 @@ def record_stop_signals() -> Iterator[StopRequest]:
 
 @contextmanager
 def raise_on_stop_signals() -> Iterator[None]:
-    """Context manager in which a stop signal raises `SignalInterrupt`."""
+    """Raise `SignalInterrupt` when a stop signal arrives while the context is active."""
 
     def receive(number: int, _frame: FrameType | None) -> None:
         _restore_default_handlers()
@@ -63,6 +66,6 @@ def _temporary_stop_signal_handler(handler: Callable[[int, FrameType | None], No
 
 
 def _restore_default_handlers() -> None:
-    # The default handler of the operating system works even during a long native call.
+    # The operating system's default handler works even during a long native call.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -17,7 +17,7 @@ Values: TypeAlias = Float[np.ndarray, "row"]
 def compute_task_metrics(
     problem: ProblemType, predictions: NDArray, targets: NDArray, *, n_classes: int
 ) -> dict[str, float]:
-    """Compute all metrics of the problem, with the main metric first.
+    """Compute all metrics for the given problem type. The main metric comes first.
 
     Predictions and targets are class ids, 0/1 label matrices or numbers, depending on the problem. `exact_match` is the
     fraction of texts whose labels are all correct.
@@ -25,7 +25,7 @@ def compute_task_metrics(
     match problem:
         case ProblemType.SINGLE_LABEL:
             matrix = confusion_matrix(predictions, targets, n_classes=n_classes)
-            # By convention, the binary F1 is the score of the second class: `positive` of (negative, positive).
+            # By convention, the binary F1 is the score of the second class: `positive` in (negative, positive).
             binary_f1 = {"f1": float(f1_per_class(matrix)[1])} if n_classes == 2 else {}
             return {
                 "accuracy": accuracy(matrix),
@@ -60,13 +60,13 @@ def accuracy(matrix: ConfusionMatrix) -> float:
 
 
 def f1_per_class(matrix: ConfusionMatrix) -> Float[np.ndarray, "class"]:
-    """Returns the F1 score of each class, or 0 for a class that neither occurs nor is predicted."""
+    """Return the F1 score of each class, or 0 for a class that neither occurs nor is predicted."""
     correct, sums = np.diag(matrix), matrix.sum(axis=0) + matrix.sum(axis=1)
     return 2.0 * correct / np.maximum(sums, 1)
 
 
 def per_class_report(matrix: ConfusionMatrix, names: Sequence[str]) -> list[dict[str, str | float | int]]:
-    """Returns the number of rows, precision, recall and F1 of each class."""
+    """Return the number of rows, precision, recall and F1 for each class."""
     correct, predicted, true = np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1)
     return [
         {
@@ -81,7 +81,10 @@ def per_class_report(matrix: ConfusionMatrix, names: Sequence[str]) -> list[dict
 
 
 def matthews_correlation(matrix: ConfusionMatrix) -> float:
-    """Multi-class Matthews correlation coefficient (Gorodkin 2004), or 0 if predictions or targets are constant."""
+    """Compute the multi-class Matthews correlation coefficient (Gorodkin 2004).
+
+    The result is 0 if the predictions or targets are constant.
+    """
     n, correct = float(matrix.sum()), float(np.trace(matrix))
     predicted, true = matrix.sum(axis=0).astype(float), matrix.sum(axis=1).astype(float)
     spread = (n**2 - predicted @ predicted) * (n**2 - true @ true)
@@ -89,14 +92,14 @@ def matthews_correlation(matrix: ConfusionMatrix) -> float:
 
 
 def pearson_correlation(a: Values, b: Values) -> float:
-    """Pearson correlation coefficient, or 0 if one side is constant."""
+    """Compute the Pearson correlation coefficient, or return 0 if either input is constant."""
     a, b = a.astype(np.float64) - a.mean(dtype=np.float64), b.astype(np.float64) - b.mean(dtype=np.float64)
     scale = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / scale if scale > 0 else 0.0
 
 
 def spearman_correlation(a: Values, b: Values) -> float:
-    """Spearman rank correlation coefficient. Equal values get the mean of their ranks."""
+    """Compute the Spearman rank correlation coefficient. Equal values receive the mean of their ranks."""
     return pearson_correlation(_average_ranks(a), _average_ranks(b))
 
 

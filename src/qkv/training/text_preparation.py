@@ -1,4 +1,4 @@
-"""Preparation of text data: resolve files, train or load the tokenizer, and write token stores."""
+"""Prepare text data: resolve files, train or load the tokenizer, and write token stores."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +13,15 @@ from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
 from qkv.training.family import ProgressBars
 
 TOKENIZER_CHARACTERS = 100_000_000
-"""Maximum number of characters to train a tokenizer on. More text slows down training but does not improve the
+"""Maximum number of characters for training a tokenizer. More text slows down training but does not improve the
 tokenizer."""
 
 
 def resolve_data_files(patterns: tuple[str, ...], data_folder: Path) -> list[Path]:
-    """Expand file patterns relative to the data folder. Raises InputError if a pattern matches no file."""
+    """Expand file patterns relative to the data folder.
+
+    Raises `InputError` if a pattern matches no file.
+    """
     files = []
     for pattern in patterns:
         path = data_folder / pattern
@@ -39,7 +42,10 @@ def prepare_text_stores(
     write_store: Callable[[list[Path], Path, Tokenizer, ProgressCallback], object],
     progress: ProgressBars,
 ) -> None:
-    """Prepare the tokenizer and the stores for training and validation. Reuses the results of an interrupted call."""
+    """Prepare the tokenizer and the training and validation stores.
+
+    Results of an interrupted call are reused.
+    """
     files = resolve_data_files(recipe.data.train, data_folder)
     if (folder / "train" / "tokenizer.json").is_file():
         tokenizer = load_tokenizer(folder / "train")
@@ -55,7 +61,7 @@ def prepare_text_stores(
 def load_or_train_tokenizer(
     recipe: Recipe, files: list[Path], relative_to: Path, *, specials: SpecialTokenStyle, progress: ProgressCallback
 ) -> Tokenizer:
-    """Load the tokenizer from the path in the recipe, relative to `relative_to`, or train one on the files."""
+    """Load the tokenizer from the path in the recipe, relative to `relative_to`, or train a tokenizer on the files."""
     settings = recipe.tokenizer
     if settings.path is not None:
         tokenizer = load_tokenizer(relative_to / settings.path)
@@ -82,9 +88,9 @@ def prepare_token_store(files: list[Path], folder: Path, tokenizer: Tokenizer, p
 
 
 def open_token_splits(recipe: Recipe, stores: Path) -> tuple[TokenStore, TokenSource, TokenSource | None]:
-    """Open the training store and return it with its training and validation parts.
+    """Open the training store and return it along with the training and validation splits.
 
-    Validation uses its own store, the end of the training store, or nothing, depending on the recipe.
+    Depending on the recipe, the validation split uses its own store, the end of the training store, or nothing.
     """
     store = TokenStore.open(stores / "train")
     if recipe.data.validation:

@@ -1,4 +1,4 @@
-"""Time budget of a run: recalculates the number of steps while the run is in progress."""
+"""Adjust the number of steps to a time budget while the run is in progress."""
 
 import time
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from qkv.training.run_folder import TrainingProgress
 REPLANS_PER_RUN = 10
 """Number of times that the number of steps is recalculated in a run with constant throughput."""
 REPLAN_TOLERANCE = 0.1
-"""The number of steps is changed only if the difference is larger than this fraction."""
+"""Minimum relative difference for changing the number of steps."""
 
 
 class TimeBudgetReplanner:
-    """Adjusts the number of steps so that the run takes `seconds` from now.
+    """A replanner that adjusts the number of steps so that the run takes `seconds` from now.
 
     A new number of steps takes effect at a checkpoint, and `on_replan` must save the new config before the next step.
     The saved recipe therefore always matches the training, and a resumed run gives the same results.
@@ -37,13 +37,16 @@ class TimeBudgetReplanner:
     def replan(
         self, config: TrainingConfig, progress: TrainingProgress, distributed: Distributed
     ) -> TrainingConfig | None:
-        """Returns a config with a new number of steps, or None if it does not change. Rank 0 measures the time."""
+        """Return a config with a new number of steps, or None if the number does not change.
+
+        Rank 0 measures the time.
+        """
         steps = int(distributed.broadcast_from_rank0(lambda: self._replan_total_steps(config, progress)))
         return None if steps == config.steps else record_replan(config, at_step=progress.step, steps=steps)
 
     def _replan_total_steps(self, config: TrainingConfig, progress: TrainingProgress) -> int:
         if self._reference is None:
-            # The first step is not timed, because it also allocates memory and compiles.
+            # The first step is not timed because it also allocates memory and compiles.
             self._reference = progress if progress.step else None
             return config.steps
         n_steps, now = progress.step - self._reference.step, self._clock()
@@ -59,9 +62,9 @@ class TimeBudgetReplanner:
 
 
 def record_replan(config: TrainingConfig, *, at_step: int, steps: int) -> TrainingConfig:
-    """Returns the config with a new number of steps, effective from step `at_step`.
+    """Return the config with a new number of steps that takes effect at step `at_step`.
 
-    Evaluations become less frequent if there are more steps, but never more frequent.
+    Evaluations may become less frequent, but never more frequent.
     """
     eval_every = max(config.eval_every, steps // 10)
     return config.replace(

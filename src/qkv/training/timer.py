@@ -1,7 +1,7 @@
-"""Timing of work on a device.
+"""Time work on a device.
 
-Each measurement returns a low quantile or the minimum of several runs because other processes can only make them
-slower.
+Each measurement returns the minimum or a low quantile of several runs because other processes can only slow the runs
+down.
 """
 
 import ctypes
@@ -15,17 +15,18 @@ import torch
 WorkFunction = Callable[[], object]
 MAX_WARMUP_SECONDS = 1 / 3
 MAX_EXTENSION = 4
-"""Measurements may take this many times longer than planned to collect runs without interruptions."""
+"""Factor by which measurements may exceed their planned time in order to collect runs without interruptions."""
 MAX_REPEATS = 32
-"""Maximum number of calls in a CUDA graph. It times a kernel of 2 µs to about 1 %."""
+"""Maximum number of calls in a CUDA graph. With this many calls, a kernel of 2 µs is timed to within about 1 %."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc
 
 
 def retain_freed_memory() -> bool:
-    """Make glibc retain freed memory of allocations up to 1 GiB. Returns False if the C library does not support it.
+    """Make glibc retain freed memory of allocations up to 1 GiB.
 
-    By default, glibc may return allocations of 32 MiB or more to the system, depending on previous allocations. The
-    next allocation then causes a page fault per 4 KiB, which doubles the time of eager attention at 2048 positions.
+    Returns False if the C library does not support this. By default, glibc may return allocations of 32 MiB or more to
+    the system, depending on previous allocations. The next allocation then causes one page fault per 4 KiB, which
+    doubles the time of eager attention at 2048 positions.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -35,7 +36,10 @@ def retain_freed_memory() -> bool:
 
 
 class Timer:
-    """Measures latency and kernel time on a device, spending about `seconds_per_measurement` on each measurement."""
+    """A timer for latency and kernel time on a device.
+
+    Each measurement takes about `seconds_per_measurement`.
+    """
 
     def __init__(self, device: torch.device, *, seconds_per_measurement: float = 0.02) -> None:
         self.device = device
@@ -52,9 +56,9 @@ class Timer:
     def measure_lower_quartile_latency(
         self, work: WorkFunction, *, seconds: float | None = None, is_warm: bool = False
     ) -> float:
-        """Returns the time from the call until the device has finished, as the lower quartile of several runs.
+        """Return the time from the call until the device has finished, as the lower quartile of several runs.
 
-        On a CPU, runs that were interrupted by other processes are excluded if enough others exist.
+        On a CPU, runs that were interrupted by other processes are excluded if there are enough uninterrupted runs.
         """
         if not is_warm:
             self._warm_up(work)
@@ -82,7 +86,7 @@ class Timer:
         )
 
     def _warm_up(self, work: WorkFunction) -> None:
-        """Run at least three calls and 20 ms, because the first calls load and select kernels.
+        """Warm up with at least three calls and 20 ms because the first calls load and select kernels.
 
         For very long work, the warm-up ends after a third of a second.
         """
@@ -96,7 +100,10 @@ class Timer:
         self.synchronize()
 
     def measure_kernel(self, work: WorkFunction, *, capture: bool = True) -> float:
-        """Returns the time on the device only. With `capture`, a GPU replays a CUDA graph to exclude launches."""
+        """Return only the time spent on the device.
+
+        If `capture` is True, a GPU replays a CUDA graph to exclude the time for launches.
+        """
         if not self.is_gpu:
             return self._min_seconds_on_cpu(work)
         # Only work that never synchronizes with the device can be captured.
@@ -107,7 +114,10 @@ class Timer:
         return self._measure_min_cuda_seconds(lambda: [work() for _ in range(n)]) / n
 
     def _min_seconds_on_cpu(self, work: WorkFunction) -> float:
-        """Measure on a CPU, with several calls per clock reading if a single call is too short."""
+        """Return the minimum time on a CPU.
+
+        If a single call is too short to time, several calls are made between clock readings.
+        """
         work()
         before = self.now()
         work()
@@ -122,12 +132,12 @@ class Timer:
         return min(once, *times)
 
     def _n_repeats(self, work: WorkFunction) -> int:
-        """Returns how many calls take about 0.5 ms, up to MAX_REPEATS."""
+        """Return how many calls take about 0.5 ms, up to MAX_REPEATS."""
         work()
         return max(1, min(MAX_REPEATS, int(0.0005 / max(self._measure_min_cuda_seconds(work), 1e-7))))
 
     def _measure_min_cuda_seconds(self, work: WorkFunction) -> float:
-        """Measure GPU time between two CUDA events. Returns the minimum of four runs."""
+        """Measure the GPU time between two CUDA events and return the minimum of four runs."""
         work()
         times = []
         for _ in range(4):
@@ -142,14 +152,14 @@ class Timer:
 
 
 def _n_preemptions() -> int:
-    """Returns how often the scheduler has preempted this process."""
+    """Return how often the scheduler has preempted this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _capture_repeated(work: WorkFunction, n: int) -> tuple["torch.cuda.CUDAGraph", int] | None:
-    """Capture n calls of the work in a CUDA graph. Returns None if it cannot be captured.
+    """Capture n calls of the work in a CUDA graph, or return None if the work cannot be captured.
 
-    The capture is started and ended explicitly. The context manager of torch would empty the allocator cache each time,
+    The capture is started and ended explicitly. The context manager in torch would empty the allocator cache each time,
     which takes longer than everything else.
     """
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()

@@ -34,12 +34,12 @@ _TEXT_BYTES = 4096  # maximum path length on Linux
 
 
 def is_peer_failure(error: RuntimeError) -> bool:
-    """Returns True if the error means that another process disconnected, rather than that this process failed."""
+    """Return True if the error means that another process disconnected, rather than that this process failed."""
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in ("gloo", "nccl"))
 
 
 def select_local_device(device: torch.device) -> torch.device:
-    """Select the GPU that belongs to this process's local rank. A CPU device is returned unchanged."""
+    """Select the GPU for this process's local rank. A CPU device is returned unchanged."""
     local_rank, n_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if device.type != "cuda":
         return device
@@ -53,17 +53,19 @@ def select_local_device(device: torch.device) -> torch.device:
 
 
 class _TorchrunBase(Distributed):
-    """Collective operations shared by DDP and FSDP.
+    """Base class with the collective operations shared by DDP and FSDP.
 
-    Gradients use the backend of the device. Control messages use a separate gloo group on the CPU.
+    Gradients use the device's backend. Control messages use a separate gloo group on the CPU.
     """
 
     def __init__(self, device: torch.device, on_peer_lost: Callable[[str], None]) -> None:
-        """`on_peer_lost` is called from another thread when a peer process is lost, and must end this process.
+        """Initialize the process group and the heartbeat.
 
-        Its argument is the reason if this process should report it, and an empty string otherwise.
+        If a peer process is lost, `on_peer_lost` is called from another thread and must end this process. Its argument
+        is the reason if this process should report it, and an empty string otherwise.
         """
-        # torchrun's store survives a restart. A prefix per restart hides the keys that the previous processes wrote.
+        # torchrun's store survives a restart. Using a different prefix for each restart hides the keys written by
+        # earlier processes.
         prefix = f"qkv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         store, self.rank, self.world_size = next(dist.rendezvous("env://"))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -71,8 +73,8 @@ class _TorchrunBase(Distributed):
             backend, store=dist.PrefixStore(prefix, store), rank=self.rank, world_size=self.world_size
         )
         self._device = device
-        # Ranks may wait for a long time while rank 0 prepares data, so this group has a very long timeout. Processes
-        # that have died are detected by the heartbeat.
+        # Ranks may wait for a long time while rank 0 prepares data, so this group has a very long timeout. The
+        # heartbeat detects processes that have died.
         control_group = dist.new_group(backend="gloo", timeout=timedelta(days=7))
         assert isinstance(
             control_group, dist.ProcessGroup
@@ -111,11 +113,14 @@ class _TorchrunBase(Distributed):
         dist.barrier(group=self._control_group)
 
     def claim_error_report(self) -> bool:
-        """Returns True only on the first rank that calls this method, which reports the error for all ranks."""
+        """Return True only on the first rank that calls this method.
+
+        That rank reports the error for all ranks.
+        """
         return self._heartbeat.claim_error_report()
 
     def delay_rank0_exit_after_error(self) -> None:
-        """On an abnormal exit, rank 0 stays up briefly if torchrun does not host the store.
+        """Delay the exit of rank 0 briefly after an error if torchrun does not host the store.
 
         The other ranks query the store on rank 0 to decide which rank reports the error.
         """
@@ -130,7 +135,10 @@ class _TorchrunBase(Distributed):
 
 
 class DDP(_TorchrunBase):
-    """Distributed data parallelism: every rank holds the full model and processes its micro-batches of every batch."""
+    """Distributed data parallelism, in which every rank holds the full model.
+
+    Each rank processes its own micro-batches of every batch.
+    """
 
     sharding = Sharding.DDP
     _wrapped: DistributedDataParallel | None = None
@@ -143,7 +151,10 @@ class DDP(_TorchrunBase):
         return lambda micro_batch: _to_loss_output(wrapped(micro_batch))
 
     def shard_with_uncounted_repeats(self, items: Iterable[T]) -> Iterator[tuple[T, IsCounted]]:
-        """As in the base class. Gradients are synchronized only in the backward pass of the last item."""
+        """Yield this rank's items as in the base class.
+
+        Gradients are synchronized only in the backward pass of the last item.
+        """
         previous: tuple[T, IsCounted] | None = None
         for current in super().shard_with_uncounted_repeats(items):
             if previous is not None:
@@ -170,7 +181,7 @@ class DDP(_TorchrunBase):
 
 
 class FSDP(_TorchrunBase):
-    """Fully sharded data parallelism: every rank holds a shard of each weight, gradient and optimizer state.
+    """Fully sharded data parallelism, in which every rank holds a shard of each weight, gradient and optimizer state.
 
     The full weights of a block are gathered only while the block is computed.
     """
@@ -196,7 +207,7 @@ class FSDP(_TorchrunBase):
         def sharded_objective(micro_batch: Any) -> LossOutput:  # noqa: ANN401 - the batch type depends on the family
             output = _to_loss_output(module(micro_batch))
             if not torch.is_grad_enabled():
-                wrapped.reshard()  # without it, the next training step would use these gathered weights
+                wrapped.reshard()  # otherwise, the next training step would use these gathered weights
             return output
 
         return sharded_objective
@@ -213,12 +224,15 @@ class FSDP(_TorchrunBase):
             return {}
         copy = build(model.config).to(self._device)
         unexpected = copy.load_state_dict(gathered, strict=False).unexpected_keys
-        assert not unexpected  # tied weights may be missing: they are listed under one of their names only
+        assert not unexpected  # tied weights may be missing because they are listed under only one of their names
         copy.eval()
         return compute_metrics(copy)
 
     def save_checkpoint(self, run: RunFolder, progress: TrainingProgress, *, tensors: Tensors, texts: Texts) -> None:
-        """Rank 0 writes the full model weights in one file; every rank writes its shards of the resume state."""
+        """Write a checkpoint from all ranks.
+
+        Rank 0 writes the full model weights to one file, and every rank writes its own shards of the resume state.
+        """
         weights, resume = tensors["model.safetensors"], tensors["resume.safetensors"]
         sharded = {name: tensor for name, tensor in resume.items() if is_sharded(tensor)}
         unsharded = {name: tensor for name, tensor in resume.items() if name not in sharded}
@@ -235,7 +249,10 @@ class FSDP(_TorchrunBase):
         self.barrier()
 
     def _gather_on_rank0(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather full tensors into the CPU memory of rank 0, one at a time to limit the peak memory of the device."""
+        """Gather full tensors into the CPU memory of rank 0.
+
+        The tensors are gathered one at a time to limit the peak memory of the device.
+        """
         gathered = {}
         for name, tensor in tensors.items():
             full = full_tensor(tensor.detach())
@@ -248,7 +265,7 @@ DISTRIBUTED_CLASSES: dict[Sharding, type[_TorchrunBase]] = {Sharding.DDP: DDP, S
 
 
 class _ObjectiveModule(nn.Module):
-    """Wraps model and objective in one module, because DDP and FSDP hook into the forward call of a module."""
+    """A module that combines the model and the objective because DDP and FSDP hook into a module's forward call."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The training loop: gradient steps, evaluation, checkpoints, and stopping on signals."""
+"""Training loop with gradient steps, evaluation, checkpoints and handling of stop signals."""
 
 import math
 import statistics
@@ -34,14 +34,14 @@ from qkv.training.timer import retain_freed_memory
 from qkv.training.training_state import TrainingState
 
 MetricsCallback = Callable[[Mapping[str, Any]], None]
-"""Called with each entry that is written to metrics.jsonl, for example to update a progress bar."""
+"""Callback that receives each entry written to metrics.jsonl, for example to update a progress bar."""
 
 
 class Trainer:
-    """Trains one model in one run folder.
+    """A trainer for one model in one run folder.
 
     Batches, dropout and the learning rate depend only on the config, the data and the step, so a resumed run gives the
-    same results as an uninterrupted one.
+    same results as an uninterrupted run.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class Trainer:
         generation_metrics: Callable[[], Mapping[str, Any]] = dict,
         distributed: Distributed = SINGLE_PROCESS,
     ) -> None:
-        """`texts` are files by name that are saved with the weights in each checkpoint, such as config.json.
+        """Initialize the trainer.
 
-        `generation_metrics` returns further metrics of an evaluation, such as BLEU of generated translations.
+        `texts` maps file names such as config.json to contents that are saved with the weights in each checkpoint.
+        `generation_metrics` returns additional evaluation metrics, such as the BLEU score of generated translations.
         `distributed` is the context of the processes that share the work (default: a single process).
         """
         self.distributed = distributed
@@ -83,18 +84,18 @@ class Trainer:
         )
         self.optimizers = build_optimizers(model, config, capturable=self._graph_step is not None)
         self.ema = None if config.ema_decay is None else EMA(model, config.ema_decay)
-        # If metrics are read one step late, the device must skip updates after a non-finite loss. The AdamW of torch
-        # does not support skipping for sharded tensors.
+        # If metrics are read one step late, the device must skip updates after a non-finite loss. AdamW in torch does
+        # not support skipping for sharded tensors.
         self._async_metrics = self._device.type == "cuda" and not any(is_sharded(p) for p in self._parameters)
         self._found_nonfinite = torch.zeros((), device=self._device)
-        """Set to 1 at the first non-finite loss. The device then skips all later updates, although the host reads the
-        loss only one step later."""
+        """Tensor that is set to 1 at the first non-finite loss. The device then skips all later updates, although the
+        host reads the loss one step later."""
         self._pending: tuple[PendingMetrics, float, TrainingProgress] | None = None
 
     def train(self, time_budget: TimeBudgetReplanner | None = None) -> StopRequest:
         """Train until the last step, early stopping or a stop signal, and save a checkpoint at the end.
 
-        With a `time_budget`, the number of steps is recalculated if throughput changes during the run.
+        If `time_budget` is given, the number of steps is recalculated when the throughput changes during the run.
         """
         self.model.train()
         self._check_weights_finite()
@@ -120,7 +121,10 @@ class Trainer:
                 self._run_step(next(batches))
 
     def resume(self, log: Callable[[str], None]) -> None:
-        """Restore the latest valid checkpoint. A run that was interrupted before its first checkpoint starts over."""
+        """Restore the latest valid checkpoint.
+
+        If the run was interrupted before its first checkpoint, it starts over.
+        """
         step = self.distributed.broadcast_from_rank0(
             lambda: self.run.latest_valid_checkpoint(log)[0].step if self.run.checkpoint_steps() else -1
         )
@@ -165,7 +169,7 @@ class Trainer:
             self.flush_metrics()
 
     def flush_metrics(self) -> None:
-        """Read and log the metrics of the last step, if they are still pending."""
+        """Read and log the metrics of the last step if they are still pending."""
         if self._pending is None:
             return
         (pending, rate, progress), self._pending = self._pending, None
@@ -175,24 +179,28 @@ class Trainer:
         )
 
     def _read_metrics_or_raise_nonfinite(self, pending: PendingMetrics) -> StepMetrics:
-        """Wait for the metrics of a step. Raises TrainingError if the loss or the gradient norm is not finite."""
+        """Wait for the metrics of a step.
+
+        Raises `TrainingError` if the loss or the gradient norm is not finite.
+        """
         metrics = pending.read()
         if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
             return metrics
         batch, step = pending.batch, pending.step
         if self._async_metrics:
-            # Recompute the gradients, which the update has freed. The weights are still those of this step, because the
-            # device skipped all later updates.
+            # Recompute the gradients, which were freed by the update. The weights are still those of this step because
+            # the device skipped all later updates.
             self._compute_gradients(batch, step)
         culprit = describe_first_nonfinite_tensor(
             self.model, lambda: (output.loss for output, _ in self._micro_batch_losses(batch, step))
         )
-        # Non-finite gradients spread to all ranks. The rank whose micro-batch caused them finds an earlier tensor.
+        # Non-finite gradients spread to all ranks. The rank whose micro-batch caused them finds an earlier non-finite
+        # tensor.
         culprit = next((name for name in self.distributed.all_gather_str(culprit) if "gradient" not in name), culprit)
         raise self._training_error(f"loss {metrics.loss}: {culprit} is not finite", step=step)
 
     def _train_on(self, batch: TrainingBatch, step: int, rate: float) -> PendingMetrics:
-        """Compute the gradients of a batch and apply the update, eagerly or by replaying a CUDA graph."""
+        """Compute the gradients of a batch and apply the update, either eagerly or by replaying a CUDA graph."""
         if batch.n_targets == 0:
             raise self._training_error("a batch must have at least 1 target, got 0")
         for optimizer in self.optimizers:
@@ -200,7 +208,8 @@ class Trainer:
         if self._graph_step is None:
             pending = self._compute_gradients(batch, step)
             if not self._async_metrics:
-                # Check before the update so that the weights do not change if the loss is not finite.
+                # Check the loss and the gradient norm before the update so that non-finite values do not change the
+                # weights.
                 self._read_metrics_or_raise_nonfinite(pending)
             self._clip_step_and_zero_grad(pending.output)
         else:
@@ -218,7 +227,10 @@ class Trainer:
     def _train_with_graph(
         self, batch: TrainingBatch, step: int, graph_step: CUDAGraphStep[StepOutput]
     ) -> PendingMetrics:
-        """Compute gradients and apply the update through a CUDA graph that is captured once input shapes repeat."""
+        """Compute the gradients and apply the update with a CUDA graph.
+
+        The graph is captured once the input shapes repeat.
+        """
         objective = self.objective
         assert isinstance(objective, SplitObjective)
         self._set_seed(step)
@@ -248,7 +260,7 @@ class Trainer:
         return output
 
     def _micro_batch_losses(self, batch: TrainingBatch, step: int) -> Iterator[tuple[LossOutput, IsCounted]]:
-        """Yield the loss of each micro-batch of this rank and whether it counts."""
+        """Yield the loss of each of this rank's micro-batches with a flag that is True if the micro-batch counts."""
         for (i, micro_batch), counts in self.distributed.shard_with_uncounted_repeats(
             enumerate(batch.split(self.config.micro_batch_size))
         ):
@@ -271,11 +283,11 @@ class Trainer:
     def train_and_measure_step_seconds(
         self, n_batches: int = 9, *, clock: Callable[[], float] = time.perf_counter
     ) -> float:
-        """Returns the median time of a training step on the first `n_batches` batches.
+        """Run training steps on the first `n_batches` batches and return the median time per step.
 
-        The steps train the model, so use a trainer created for this purpose. Each batch runs twice. Only the second run
-        is timed because the first run also compiles, allocates memory and selects GPU kernels for the shape of the
-        batch. The median is robust against short interruptions by other processes.
+        The steps train the model, so use a trainer that was created for this purpose. Each batch runs twice. Only the
+        second run is timed because the first run also compiles, allocates memory and selects GPU kernels for the shape
+        of the batch. The median is robust against short interruptions by other processes.
         """
         self.model.train()
         seconds = []
@@ -305,8 +317,8 @@ class Trainer:
             return
         self.flush_metrics()
         patience = self.config.patience
-        # A stop signal may interrupt an evaluation because the resumed run repeats the evaluation. An evaluation that
-        # can end the run is always finished.
+        # A stop signal may interrupt an evaluation because the resumed run repeats it. An evaluation that can end the
+        # run is always finished.
         may_end_run = self._is_done or (patience is not None and progress.n_evals_since_best + 1 >= patience)
         try:
             with nullcontext() if self.ema is None else self.ema.apply_to_model():
@@ -354,7 +366,7 @@ class Trainer:
         return TrainingState(self.model, self.optimizers, ema=self.ema, is_lora=self.config.lora_rank is not None)
 
     def _check_weights_finite(self) -> None:
-        """Raise TrainingError if a weight is not finite, so that such weights are never saved."""
+        """Raise `TrainingError` if a weight is not finite, so that non-finite weights are never saved."""
         if (culprit := describe_nonfinite_weight(self.model)) is not None:
             raise self._training_error(f"{culprit} is not finite", consequence="nothing was saved")
 

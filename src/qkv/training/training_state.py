@@ -1,4 +1,4 @@
-"""Conversion of the training state to checkpoint tensors and back."""
+"""Convert the training state to checkpoint tensors and back."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from qkv.weights.state_dict import load_into
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that training modifies: model weights, optimizer state and EMA weights."""
+    """The state that training modifies: model weights, optimizer state and EMA weights."""
 
     model: nn.Module
     optimizers: list[Optimizer]
@@ -27,10 +27,10 @@ class TrainingState:
     is_lora: bool
 
     def tensors_by_checkpoint_file(self) -> dict[str, dict[str, Tensor]]:
-        """Returns the tensors of each checkpoint file.
+        """Return the tensors for each checkpoint file.
 
-        model.safetensors holds the weights for inference. resume.safetensors holds the optimizer state, and the raw
-        training weights if they differ from those for inference (EMA or LoRA).
+        model.safetensors contains the weights for inference. resume.safetensors contains the optimizer state and, if
+        they differ from the weights for inference (EMA or LoRA), the raw training weights.
         """
         resume = {f"optimizer/{name}": t for name, t in optimizer_state_tensors(self.model, self.optimizers).items()}
         if self.ema is None and not self.is_lora:
@@ -41,7 +41,7 @@ class TrainingState:
 
     @torch.no_grad()
     def restore(self, folder: Path) -> None:
-        """Load the state from a checkpoint folder."""
+        """Restore the training state from a checkpoint folder."""
         parameters = dict(self.model.named_parameters())
         weights, resume = load_checkpoint(folder, parameters)
         raw_weights = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}

@@ -1,4 +1,4 @@
-"""Training of translation models with teacher forcing."""
+"""Train translation models with teacher forcing."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -32,19 +32,22 @@ from qkv.training.pair_preparation import (
 )
 
 N_SAMPLES = 3
-"""Number of sample translations that an evaluation logs."""
+"""Number of sample translations that are logged in each evaluation."""
 _TRANSLATION_BATCH_SIZE = 100
 
 
 class TranslationFamily:
-    """Trains translation models on sentence pairs, with a joint vocabulary or one per language."""
+    """The translation model family.
+
+    The models are trained on sentence pairs, with a joint vocabulary or one vocabulary per language.
+    """
 
     def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
         settings = get_pairs_config(recipe)
         if settings.n_eval_translations and (recipe.data.validation or recipe.data.validation_fraction):
             score_translations(
                 ["now"], ["now"], n_bootstrap_samples=0
-            )  # raises now, not at the first evaluation, if sacrebleu is missing
+            )  # raises an error now, rather than at the first evaluation, if sacrebleu is missing
         if not (folder / "train" / PAIRS_FILE).exists():
             write_clean_train_and_validation_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
         tokenizers = load_or_train_pair_tokenizers(
@@ -78,7 +81,10 @@ class PairsCorpus:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the target side. If the vocabulary is joint, the source side uses the same tokenizer."""
+        """Tokenizer for the target language.
+
+        If the vocabulary is joint, this tokenizer is also used for the source language.
+        """
         return self.train.tokenizers[1]
 
     @property
@@ -91,7 +97,7 @@ class PairsCorpus:
 
     @property
     def n_tokens(self) -> tuple[int, int]:
-        """Number of target tokens for training and held out."""
+        """Number of training and held-out target tokens."""
         return self.train.target.n_tokens, 0 if self.validation is None else self.validation.target.n_tokens
 
     def data(self, training: TrainingConfig) -> TrainingData:
@@ -115,7 +121,7 @@ class PairsCorpus:
         if store is None or not self.settings.n_eval_translations:
             return {}
         fitting_rows = np.flatnonzero(store.lengths[0] + 2 <= training.seq_len)
-        # Spread evenly over the file, because it may be sorted.
+        # Spread the samples evenly over the file because it may be sorted.
         rows = fitting_rows[
             np.linspace(0, len(fitting_rows) - 1, min(len(fitting_rows), self.settings.n_eval_translations)).astype(int)
         ].tolist()
@@ -167,9 +173,9 @@ class PairsCorpus:
 
 
 def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -> Objective:
-    """Returns the objective that predicts the next target token from the source and the preceding target tokens.
+    """Return the objective for predicting the next target token from the source and the preceding target tokens.
 
-    Label smoothing applies only in training. The validation loss is the plain negative log-likelihood.
+    Label smoothing applies only to training. The validation loss is the plain negative log-likelihood.
     """
     if isinstance(model, RNNSeq2Seq) and (config.compile or config.loss_chunk_size is not None):
         raise ConfigError("compile and loss_chunk_size are not supported for family='rnn'")
@@ -216,8 +222,8 @@ def translation_objective(model: Seq2Seq | RNNSeq2Seq, config: TrainingConfig) -
 def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> None:
     """Compile the blocks of the model in place.
 
-    All blocks of a kind share the compiled code, and dynamic shapes cover all batches. Compilation therefore takes
-    seconds, whereas compiling the full model at once would take minutes.
+    All blocks of the same kind share the compiled code, and dynamic shapes cover all batches. Compilation therefore
+    takes seconds, whereas compiling the full model at once would take minutes.
     """
     for block in model.modules():
         if isinstance(block, Block):
@@ -225,7 +231,7 @@ def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> None:
 
 
 def _loss_sums_and_token_counts(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, ...]:
-    """Returns the loss, the loss without label smoothing, the number of correct tokens and the number of tokens."""
+    """Return the loss, the loss without label smoothing, the number of correct tokens and the number of tokens."""
     n_correct = (logits.detach().argmax(-1) == targets).sum()
     unsmoothed_loss = cross_entropy_sum(logits.detach(), targets)
     return (
@@ -237,7 +243,7 @@ def _loss_sums_and_token_counts(logits: Tensor, targets: Tensor, smoothing: floa
 
 
 def force_eager() -> AbstractContextManager[object]:
-    """Context manager in which compiled code runs eagerly.
+    """Run compiled code eagerly while the context is active.
 
     Evaluation and generation use different shapes, a cache and no gradients, which would trigger recompilation.
     """

@@ -1,4 +1,4 @@
-"""Automatic selection of a translation recipe from the size of the pairs, the available time and the device speed."""
+"""Select a translation recipe automatically based on the size of the pairs, the available time and the device speed."""
 
 from typing import Any
 
@@ -14,9 +14,10 @@ TRANSLATION_SIZES = (
     (6, 4, 384, 6),
     (6, 6, 512, 8),
 )
-"""Model sizes (encoder layers, decoder layers, d_model, n_heads), from small to large.
+"""Model sizes (encoder layers, decoder layers, d_model, n_heads), from smallest to largest.
 
-There are more encoder than decoder layers because the encoder runs once per sentence and the decoder once per token.
+The models have at least as many encoder layers as decoder layers because the encoder runs once per sentence, whereas
+the decoder runs once per token.
 """
 
 
@@ -31,7 +32,7 @@ def choose_translation_recipe_except_steps(
 ) -> Recipe:
     """Choose a translation recipe. `flops_per_second` is the matmul throughput of the device.
 
-    The number of steps is provisional. `fit_steps_to_time` sets it once the time per step is known.
+    The number of steps is provisional. `fit_steps_to_time` replaces it once the time per step is known.
     """
     n_encoder, n_decoder, d_model, n_heads = _choose_encoder_decoder_depths_width_heads(
         n_bytes, flops=seconds * flops_per_second * TRAINING_EFFICIENCY
@@ -74,7 +75,10 @@ def choose_translation_recipe_except_steps(
 
 
 def _choose_encoder_decoder_depths_width_heads(n_bytes: int, *, flops: float) -> tuple[int, int, int, int]:
-    """Choose the largest size that can train on four tokens per parameter and has at most two parameters per byte."""
+    """Choose the largest model size that suits the amount of data and compute.
+
+    The compute suffices to train on four tokens per parameter. The model has at most two parameters per byte of text.
+    """
     chosen = TRANSLATION_SIZES[0]
     for n_encoder, n_decoder, d_model, n_heads in TRANSLATION_SIZES:
         n_parameters = (12 * n_encoder + 16 * n_decoder) * d_model**2
@@ -84,6 +88,6 @@ def _choose_encoder_decoder_depths_width_heads(n_bytes: int, *, flops: float) ->
 
 
 def _validation_fraction(n_bytes: int) -> float:
-    """Returns the fraction of pairs to hold out: 5 %, or about 2000 pairs of a large file."""
+    """Return the fraction of pairs to hold out for validation: 5 %, or about 2000 pairs for a large file."""
     n_pairs = n_bytes / 70
     return min(0.05, max(0.001, 2000 / max(1.0, n_pairs)))

@@ -1,6 +1,6 @@
-"""Loading and saving of model weights in native and published formats.
+"""Load and save model weights in our native format and in published formats.
 
-The exported names are imported lazily, so that reading a published config does not import torch.
+The exported names are imported lazily so that reading a published config does not import torch.
 """
 
 from importlib import import_module

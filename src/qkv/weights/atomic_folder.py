@@ -1,6 +1,6 @@
-"""Folders that are written atomically, with a manifest of hashes that reveals any changed byte.
+"""Write folders atomically, and use a manifest of file hashes to detect any later change.
 
-Files are written to a temporary folder, hashed and synced. The folder is renamed to its final name at the end.
+The files are written to a temporary folder, hashed and synced to disk. Then the folder is renamed to its final name.
 """
 
 import errno
@@ -25,13 +25,13 @@ from qkv.text.rust_errors import parse_encodable_json
 
 MANIFEST = "manifest.json"
 PYTORCH_METADATA = MappingProxyType({"format": "pt"})
-"""Metadata of safetensors files.
+"""The default metadata for the headers of safetensors files.
 
-Some readers reject files whose metadata does not name the framework of the tensors.
+Some readers reject files whose metadata does not name the framework that wrote the tensors.
 """
 DISK_BLOCK = 4096
 PARTIAL_PREFIX = ".partial-"
-"""Prefix of temporary folders. Folders left over from an interrupted write may be deleted."""
+"""The name prefix of temporary folders. It is safe to delete folders left behind by an interrupted write."""
 
 
 def write_folder_atomically_with_manifest(
@@ -42,15 +42,16 @@ def write_folder_atomically_with_manifest(
     metadata: Mapping[str, str] = PYTORCH_METADATA,
     write_extra_files: Callable[[Path], None] = lambda _folder: None,
 ) -> None:
-    """Write safetensors and text files, both given by file name, to a new folder.
+    """Write safetensors files, text files and a manifest of their hashes to a new folder.
 
-    The name of a text file may contain one parent folder (`1_Pooling/config.json`). `metadata` is stored in the header
-    of every safetensors file. It should have a single entry because the order of multiple entries is not deterministic.
-    `write_extra_files` is called with the temporary folder and may write additional files.
+    `tensors` and `text_files` map file names to contents. The name of a text file may include one parent folder
+    (`1_Pooling/config.json`). `metadata` is stored in the header of every safetensors file and should have only one
+    entry because the order of multiple entries is not deterministic. `write_extra_files` is called with the path of the
+    temporary folder and may write additional files.
     """
     sizes = [sum(t.numel() * t.element_size() for t in file.values()) for file in tensors.values()]
     sizes += [len(text.encode()) for text in text_files.values()]
-    # Files occupy whole blocks. Add one block for each header or manifest entry.
+    # Files occupy whole disk blocks. Allow one extra block per file for its header or manifest entry.
     n_bytes = sum((size // DISK_BLOCK + 2) * DISK_BLOCK for size in sizes)
     with create_folder_atomically(target, n_bytes) as temporary:
         for parent in {(temporary / name).parent for name in text_files} - {temporary}:
@@ -65,7 +66,7 @@ def write_folder_atomically_with_manifest(
 
 @contextmanager
 def create_folder_atomically(target: Path, required_free_bytes: int) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `target` on success and removed if the disk reports an error."""
+    """Yield a temporary folder, then rename it to `target`. If an `OSError` occurs, delete the temporary folder."""
     temporary = target.parent / f"{PARTIAL_PREFIX}{target.name}-{os.getpid()}"
     with convert_os_errors_to_disk_error(target, required_free_bytes):
         try:
@@ -83,7 +84,7 @@ def create_folder_atomically(target: Path, required_free_bytes: int) -> Iterator
 
 
 def check_folder_matches_manifest(folder: Path) -> None:
-    """Check that a folder contains exactly the files of its manifest, without missing, additional or changed files."""
+    """Check that a folder contains exactly the files listed in its manifest and that none of them has changed."""
     manifest = _read_and_verify_manifest(folder)
     existing = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - {MANIFEST}
     parents = {str(Path(name).parent) for name in manifest}
@@ -106,7 +107,7 @@ def check_folder_matches_manifest(folder: Path) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that contains an object."""
+    """Read a JSON file, which must contain an object."""
     settings = read_json(path)
     if not isinstance(settings, dict):
         raise WeightsError(f"{path}: expected a JSON object, got {type(settings).__name__}")
@@ -114,7 +115,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
-    """Read a JSON file and raise `WeightsError` if it is not valid."""
+    """Read a JSON file, and raise a `WeightsError` if the file cannot be read or is not valid JSON."""
     try:
         return parse_encodable_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,7 +125,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value, checked by t
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file."""
+    """Read all tensors from a safetensors file."""
     try:
         return load_file(path)
     except OSError as error:
@@ -134,7 +135,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata in the header of a safetensors file."""
+    """Read the metadata from the header of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -145,7 +146,7 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the 128-bit BLAKE2b hash of a file in hexadecimal notation."""
+    """Return the 128-bit BLAKE2b hash of a file as a hexadecimal string."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -155,7 +156,7 @@ def _save_safetensors_raising_os_error(path: Path, tensors: Mapping[str, Tensor]
     try:
         save_file(contiguous, path, metadata=dict(metadata))
     except SafetensorError as error:
-        # The library reports disk errors only as text, such as "… (os error 28)".
+        # safetensors reports the error number only in the message, for example "… (os error 28)".
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from None
 

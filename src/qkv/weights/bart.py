@@ -1,4 +1,4 @@
-"""Published settings and tensor names of BART, most of which Marian shares."""
+"""Map BART's published config and tensor names to ours. Marian shares most of them."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ BART_SETTINGS = {
     "dropout": "dropout",
     "init_std": "init_std",
 }
-# Unused settings of older conversions. num_hidden_layers duplicates encoder_layers.
+# Older conversions contain these unused settings. num_hidden_layers duplicates encoder_layers.
 BART_IGNORED_KEYS = frozenset({"add_bias_logits", "extra_pos_embeddings", "save_step", "num_hidden_layers"})
 LOGIT_BIAS = "final_logits_bias"
-"""Files that contain only the backbone omit this bias, which is zero."""
+"""The name of the logit bias tensor. Files that contain only the backbone omit this bias, which is then zero."""
 
 
 def read_bart_config(published: PublishedConfig) -> Seq2SeqConfig:
@@ -61,7 +61,7 @@ def bart_name_table(config: Seq2SeqConfig) -> NameTable:
 
 
 def pop_bart_marian_settings(published: PublishedConfig) -> dict[str, Any]:
-    """Read the settings that BART and Marian share."""
+    """Remove the settings that BART and Marian share from `published`, and return them as settings for our config."""
     published.pop_expected_values(
         {"normalize_before": False, "add_final_layer_norm": False, "is_encoder_decoder": True}
     )
@@ -76,7 +76,7 @@ def pop_bart_marian_settings(published: PublishedConfig) -> dict[str, Any]:
 
 
 def to_hf_bart_marian_settings(config: Seq2SeqConfig) -> dict[str, Any]:
-    """Return the published settings that BART and Marian share."""
+    """Return the settings that BART and Marian share, in Hugging Face's format."""
     return {
         "is_encoder_decoder": True,
         "encoder_attention_heads": config.n_heads,
@@ -89,7 +89,7 @@ def to_hf_bart_marian_settings(config: Seq2SeqConfig) -> dict[str, Any]:
 
 
 def bart_and_marian_mappings(config: Seq2SeqConfig) -> list[NameMapping]:
-    """Map the tensors that BART and Marian share."""
+    """Return the name mappings for the tensors that BART and Marian share."""
     self_attention = {
         "self_attn.q_proj": "attention.q_proj",
         "self_attn.k_proj": "attention.k_proj",

@@ -1,4 +1,4 @@
-"""Published settings and tensor names of BERT and its heads."""
+"""Map the published config and tensor names of BERT and its heads to ours."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ BERT_SETTINGS = {
     "hidden_dropout_prob": "dropout",
     "initializer_range": "init_std",
 }
-# Unused settings in Google's conversions of the multilingual models.
+# Google's conversions of the multilingual models contain these unused settings.
 BERT_IGNORED_KEYS = frozenset(
     {"directionality", "pooler_type", "pooler_fc_size", "pooler_num_fc_layers"}
     | {"pooler_num_attention_heads", "pooler_size_per_head"}
@@ -94,7 +94,7 @@ def bert_name_table(config: BERTConfig) -> NameTable:
 
 
 def bert_backbone_mappings(prefix: str, config: BERTConfig) -> list[NameMapping]:
-    """Map the tensors of the backbone, which BERT and RoBERTa share."""
+    """Return the name mappings for the backbone tensors that BERT and RoBERTa share."""
     parts = {
         "attention.self.query": "attention.q_proj",
         "attention.self.key": "attention.k_proj",

@@ -1,6 +1,7 @@
-"""Export of translators to CTranslate2, which runs them faster than torch.
+"""Export translation models to CTranslate2, which runs them faster than torch.
 
-The folder contains `model.bin`, the vocabularies and, for callers of CTranslate2, our tokenizer files.
+An exported folder contains `model.bin` and the vocabularies. It also contains our tokenizer files because CTranslate2
+itself does not tokenize text.
 """
 
 from pathlib import Path
@@ -33,13 +34,13 @@ CT2_ACTIVATIONS = {
 }
 CT2_POSITIONS = (PositionKind.SINUSOIDAL, PositionKind.LEARNED, PositionKind.RELATIVE)
 SUPPRESSED_LOGIT_BIAS = -1e9
-"""Bias of tokens that are never generated."""
+"""The logit bias for tokens that must never be generated."""
 
 
 def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageDType.F32) -> list[str]:
-    """Save a translator to a new folder for `ctranslate2.Translator`.
+    """Save a translation model to a new folder that `ctranslate2.Translator` can load.
 
-    Returns remarks for the user, such as a required target prefix.
+    Returns notes for the user, such as a required target prefix.
     """
     model, tokenizer = bundle.model, bundle.tokenizer
     if not isinstance(model, Seq2Seq):
@@ -78,7 +79,7 @@ def save_ct2(bundle: ModelBundle, target: Path, *, dtype: StorageDType = Storage
 
 
 def _check_ct2_support(config: Seq2SeqConfig) -> None:
-    """Raise an error that lists all settings that CTranslate2 does not support."""
+    """Raise an error that lists the settings that CTranslate2 does not support, if there are any."""
     supported = {
         "head_combination": config.head_combination is HeadCombination.SPLIT,
         "n_kv_heads": config.n_kv_heads == config.n_heads,
@@ -129,10 +130,10 @@ def fill_stack_spec_except_token_embedding(
     stack: EncoderOrDecoder | GPT,
     config: Seq2SeqConfig | GPTConfig,
 ) -> None:
-    """Copy the weights of an encoder, a decoder or a GPT, except for the token embedding, to a spec."""
+    """Copy all weights except the token embedding from an encoder, a decoder or a GPT to a CTranslate2 spec."""
     spec.scale_embeddings = stack.embedding.scale
     if stack.embedding.position is not None:
-        # All supported kinds of positions are exported as a table of vectors.
+        # All supported kinds of position embedding are exported as a table of vectors.
         zeros = torch.zeros(1, config.context_length, config.d_model)
         position_embedding = stack.embedding.position(zeros, torch.arange(config.context_length)[None])
         spec.position_encodings.encodings = to_numpy(position_embedding[0])
@@ -166,8 +167,8 @@ def _fill_attention_and_norm(
     _fill_norm(spec.layer_norm, norm)
     spec.queries_scale = attention.scale
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    # Self-attention has a single matrix. Cross-attention has one matrix for the queries and one for the keys and
-    # values.
+    # Self-attention uses a single matrix. Cross-attention uses one matrix for the queries and another one for the
+    # keys and values.
     groups = [projections] if len(spec.linear) == 2 else [projections[:1], projections[1:]]
     for linear_spec, linears in zip(spec.linear, groups, strict=False):
         _fill_concatenated_linears(linear_spec, *linears)
@@ -198,13 +199,13 @@ def to_numpy(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def ct2_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
-    """Return the token of each id. Ids without a token get a placeholder that does not occur in texts."""
+    """Return the token for each id. Ids without a token get a placeholder that does not occur in real text."""
     tokens = [tokenizer.id_to_token(i) for i in range(min(vocab_size, tokenizer.vocab_size))]
     return [token or f"<id {i}>" for i, token in enumerate([*tokens, *[""] * (vocab_size - len(tokens))])]
 
 
 def _set_special_tokens(config: Any, tokenizer: Tokenizer, *, start_id: int | None) -> None:  # noqa: ANN401
-    """Set the start, end and unknown tokens."""
+    """Set the start, end and unknown tokens in a CTranslate2 config."""
     end = tokenizer.id_to_token(tokenizer.special_id(SpecialToken.EOS))
     unknown = tokenizer.find_special_id(SpecialToken.UNK)
     config.eos_token = end

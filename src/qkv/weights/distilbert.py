@@ -1,4 +1,7 @@
-"""Published settings and tensor names of DistilBERT, which has no segments and a pooler with ReLU instead of tanh."""
+"""Map DistilBERT's published config and tensor names to ours.
+
+Unlike BERT, DistilBERT has no segment embedding, and its pooler uses ReLU instead of tanh.
+"""
 
 from typing import Any
 
@@ -25,7 +28,7 @@ DISTILBERT_SETTINGS = {
     "dropout": "dropout",
     "initializer_range": "init_std",
 }
-# Sinusoids only initialize the position embedding, which is stored in the file.
+# `sinusoidal_pos_embds` only affects how the position embedding is initialized. The trained values are in the file.
 DISTILBERT_IGNORED_KEYS = frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"})
 DISTILBERT_ARCHITECTURES = {
     "DistilBertModel": (),

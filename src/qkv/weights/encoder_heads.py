@@ -1,4 +1,4 @@
-"""Detection of the heads of published encoders, and their settings and tensor names."""
+"""Detect which heads a published encoder has, and map their settings and tensor names to ours."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -18,7 +18,7 @@ _PROBLEM_TYPES = {
 
 
 class EncoderHead(StrEnum):
-    """Heads on top of an encoder. The enum values are used in messages."""
+    """The possible heads on top of an encoder. The values are used in messages."""
 
     POOLER = "pooler"
     MASKED_LM = "masked-LM head"
@@ -33,11 +33,11 @@ def detect_heads_and_add_remarks(
     marker_tensors: Mapping[EncoderHead, str],
     prefix: str,
 ) -> set[EncoderHead]:
-    """Determine the heads of a published model, from its tensors if they are known and from its config otherwise.
+    """Return the heads of a published model, based on its tensor names if known or else on its config.
 
-    The heads in a file often differ from the heads in its config. Heads that appear only in the config are reported as
-    remarks. `architectures` lists the heads of each class of `transformers`, starting with the bare backbone.
-    `marker_tensors` maps each head to a tensor that every file with this head contains.
+    The heads in a weights file often differ from those in its config. For each head that appears only in the config, a
+    message is added to `published.remarks`. `architectures` maps the name of each `transformers` class to its heads,
+    starting with the bare backbone. `marker_tensors` maps each head to a tensor that all files with this head contain.
     """
     match published.pop("architectures", []):
         case []:
@@ -63,7 +63,7 @@ def detect_heads_and_add_remarks(
 
 
 def pop_encoder_head_settings(heads: set[EncoderHead], published: PublishedConfig) -> dict[str, Any]:
-    """Return our config settings for the given heads. Class names are read from `id2label`."""
+    """Return our config settings for the given heads. The class names are read from `id2label`."""
     settings = {
         "pooler": EncoderHead.POOLER in heads,
         "masked_lm_head": EncoderHead.MASKED_LM in heads,
@@ -96,7 +96,7 @@ def _parse_id2label(id2label: dict[Any, Any]) -> tuple[str, ...]:
 
 
 def to_hf_classifier_settings(config: BERTConfig) -> dict[str, Any]:
-    """Return the published settings of a classification head: class names and problem type."""
+    """Return the class names and problem type of a classification head in Hugging Face's format."""
     if config.n_classes is None:
         return {}
     names = config.class_names or _default_class_names(config.n_classes)
@@ -119,7 +119,7 @@ def drop_absent_head_mappings(config: BERTConfig, mappings: list[NameMapping]) -
 
 
 def masked_lm_unembedding_mappings(config: BERTConfig, *, bias: str, matrix: str) -> list[NameMapping]:
-    """Map the unembedding of the masked-LM head, whose bias has two published names.
+    """Return the name mappings for the unembedding of the masked-LM head, whose bias has two published names.
 
     The first name is used for writing. A tied matrix is not written, so the bias is written separately.
     """
@@ -131,5 +131,5 @@ def masked_lm_unembedding_mappings(config: BERTConfig, *, bias: str, matrix: str
 
 
 def _default_class_names(n_classes: int) -> tuple[str, ...]:
-    """Names that Hugging Face uses for unnamed classes."""
+    """Return the names that Hugging Face assigns to unnamed classes."""
     return tuple(f"LABEL_{i}" for i in range(n_classes))

@@ -1,4 +1,4 @@
-"""Conversion between published configs and ours, selected by `model_type`."""
+"""Convert published configs to ours and back, based on their `model_type`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from qkv.weights.published_config import PublishedConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFamily:
-    """Functions to read and write the config and tensor names of a `model_type`."""
+    """The functions that convert the config and tensor names of one `model_type`."""
 
     read_config: Callable[[PublishedConfig], Any]
     write_config: Callable[[Any], dict[str, Any]]
     name_table: Callable[[Any], NameTable]
     ignored_keys: frozenset[str] = frozenset()
-    """Keys of the published config that have no effect."""
+    """The keys of the published config that have no effect."""
 
 
 PUBLISHED_FAMILIES = {
@@ -75,15 +75,15 @@ PUBLISHED_FAMILIES = {
 }
 
 SEPARATE_SETTINGS = frozenset({"sentence_embedding"})
-"""Settings of ours that published models store in files other than `config.json`."""
+"""The settings in our config that published models store in files other than `config.json`."""
 
 
 def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> ModelConfig:
-    """Convert a published `config.json` to our config. Unsupported settings are never ignored but raise an error.
+    """Convert a published `config.json` to our config, and raise an error for any unsupported setting.
 
-    `tensor_names` are the names in the weights file, if it is available. The names determine what the settings do not
-    specify: which heads a BERT has, whether a T5 has tied embeddings and whether a BART has a logit bias. If there are
-    several dropout rates, the rate of the residual stream is used.
+    `tensor_names` are the tensor names in the weights file, if available. They determine what the settings do not
+    specify: which heads a BERT has, whether a T5 has tied embeddings, and whether a BART has a logit bias. If the
+    published config contains several dropout rates, our config uses the rate for the residual stream.
     """
     return config_from_published_with_remarks(settings, tensor_names)[0]
 
@@ -91,7 +91,10 @@ def config_from_published(settings: Mapping[str, Any], tensor_names: Iterable[st
 def config_from_published_with_remarks(
     settings: Mapping[str, Any], tensor_names: Iterable[str]
 ) -> tuple[ModelConfig, list[str]]:
-    """Same as `config_from_published`, but also returns remarks, such as heads that the weights do not contain."""
+    """Convert a published config like `config_from_published`, and also return notes for the user.
+
+    For example, a note lists a head that the config specifies but the weights do not contain.
+    """
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in PUBLISHED_FAMILIES:
         hint = did_you_mean_suffix(str(model_type), list(PUBLISHED_FAMILIES))
@@ -109,14 +112,14 @@ def config_from_published_with_remarks(
 
 
 def to_lossless_published_config(config: ModelConfig) -> dict[str, Any]:
-    """Convert our config to a published `config.json`.
+    """Convert our config to the settings in a published `config.json`.
 
-    Raises an error if the published format cannot represent all settings.
+    Raises an error if the published format cannot represent all of our settings.
     """
     model_type = _published_model_type(config)
     family = PUBLISHED_FAMILIES[model_type]
     settings = {"model_type": model_type, **family.write_config(config)}
-    # Convert it back to find settings that would be lost.
+    # Convert the published settings back to find any settings that would be lost.
     restored = config_from_published(settings, (mapping.published for mapping in family.name_table(config).mappings))
     lost = [
         f"{name}={getattr(config, name)}"
@@ -129,7 +132,7 @@ def to_lossless_published_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def name_table_for(config: ModelConfig) -> NameTable:
-    """Return the published tensor names of a model with this config."""
+    """Return the table that maps published tensor names to our parameter names for a model with this config."""
     return PUBLISHED_FAMILIES[_published_model_type(config)].name_table(config)
 
 

@@ -1,4 +1,4 @@
-"""Generation settings of encoder–decoders, read from `config.json` and `generation_config.json`."""
+"""Read the generation settings of encoder–decoders from `config.json` and `generation_config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Generation settings that are not part of the model config. Native translators only use `max_joined`."""
+    """Generation settings that are not part of the model config. Native translation models only use `max_joined`."""
 
     decoder_start_id: int | None = None
-    """Start token of every output, which is not part of the result. `None` means that the tokenizer defines it."""
+    """The id of the decoder's start token, which is not part of the result. If `None`, the tokenizer defines it."""
     forced_bos_id: int | None = None
-    """Token that follows the start token in every output and does not affect the score (`<s>` in BART)."""
+    """The id of a token that always follows the start token and does not affect the score (`<s>` in BART)."""
     suppressed_ids: frozenset[int] = frozenset()
-    """Tokens that are never generated, such as the padding token of Marian."""
+    """The ids of tokens that are never generated, such as Marian's padding token."""
     task_prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Text that T5 requires before each source text, by task (`translate English to German: `)."""
+    """The prefix that T5 requires before each source text (`translate English to German: `), keyed by task."""
     max_joined: int | None = None
-    """Sentences of a text are translated jointly up to this many tokens. `None` means up to the context length."""
+    """The maximum number of tokens in sentences that are translated together. `None` means the context length."""
 
     def to_hf_dict(self) -> dict[str, Any]:
-        """Return the settings that are set, by their published names."""
+        """Return the non-default settings, keyed by their names in the published config."""
         values = {
             "decoder_start_token_id": self.decoder_start_id,
             "forced_bos_token_id": self.forced_bos_id,
@@ -42,9 +42,9 @@ class GenerationConfig:
 
 
 def read_generation_config(folder: Path, config_json: Mapping[str, Any]) -> GenerationConfig:
-    """Read the generation settings of a model folder.
+    """Read the generation settings from a model folder.
 
-    `config_json` is the content of `config.json`. Settings in `generation_config.json` take precedence.
+    `config_json` contains the parsed contents of `config.json`. Settings in `generation_config.json` take precedence.
     """
     file = folder / GENERATION_CONFIG_FILE
     overrides = read_json_object(file) if file.is_file() else {}
@@ -70,7 +70,7 @@ def _parse_bad_words_ids(folder: Path, bad_words_ids: object) -> frozenset[int]:
         return frozenset()
     suppressed: set[int] = set()
     for word in bad_words_ids if isinstance(bad_words_ids, list) else [bad_words_ids]:
-        # Suppressing a sequence of several tokens would require a different search algorithm.
+        # Suppressing a sequence of several tokens would require a different search algorithm, so it is not supported.
         if not isinstance(word, list) or len(word) != 1 or not isinstance(word[0], int):
             raise WeightsError(
                 f"{folder}: each entry of bad_words_ids must be a list with a single token id, got {word!r}"

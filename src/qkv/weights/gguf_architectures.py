@@ -1,4 +1,4 @@
-"""Settings and tensor names of the supported GGUF architectures: Llama and GPT-2."""
+"""Map the settings and tensor names of the supported GGUF architectures, Llama and GPT-2, to ours."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ SIZE_SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFArchitecture:
-    """Functions to read and write an architecture. Setting keys do not include the architecture's name as prefix."""
+    """The functions that convert one GGUF architecture. Setting keys omit the prefix with the architecture's name."""
 
     read_config: Callable[[Mapping[str, Any], frozenset[str]], GPTConfig]
     write_config: Callable[[GPTConfig], dict[str, Any]]
     name_table: Callable[[GPTConfig], NameTable]
     has_interleaved_rotary: bool
-    """Whether the rows of queries and keys are in the interleaved rotary layout."""
+    """Whether the rows of the query and key projections are in the interleaved rotary layout."""
 
 
 def find_lossless_gguf_architecture(config: ModelConfig) -> str:
-    """Return the architecture for a config. Raises an error if no architecture supports all of its settings."""
+    """Return the name of the GGUF architecture that can represent a config. Raise an error if there is none."""
     if not isinstance(config, GPTConfig):
         raise WeightsError(f"only models of the gpt family can be saved as GGUF, got {config.family}")
     name = "llama" if config.positions is PositionKind.ROTARY else "gpt2"
@@ -45,7 +45,7 @@ def find_lossless_gguf_architecture(config: ModelConfig) -> str:
     if not config.feed_forward_bias:
         tensors = frozenset(tensor for tensor in tensors if "ffn" not in tensor or not tensor.endswith(".bias"))
     restored = architecture.read_config({"vocab_size": config.vocab_size, **architecture.write_config(config)}, tensors)
-    # GGUF files do not contain settings that only affect training.
+    # GGUF files do not store settings that only affect training.
     expected = config.replace(dropout=restored.dropout, init_std=restored.init_std)
     lost = [
         f"{field}={getattr(config, field)}"
@@ -181,7 +181,7 @@ def _read_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shortest_decimal(value: float) -> float:
-    """Return the shortest decimal with the same float32 value: 1e-05 instead of 9.999999747378752e-06."""
+    """Return the shortest decimal number with the same float32 value: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

@@ -1,4 +1,4 @@
-"""Read and write GGUF files of llama.cpp, which contain weights, settings and tokenizer."""
+"""Read and write llama.cpp's GGUF files, which contain the weights, settings and tokenizer of a model."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ TOKENIZER_PREFIX = "tokenizer.ggml."
 
 
 def read_gguf(file: Path) -> ModelBundle:
-    """Load a model from a GGUF file. The weights are converted to float32."""
+    """Load a model from a GGUF file and convert its weights to float32."""
     gguf = _import_gguf(file)
     try:
         reader = gguf.GGUFReader(file)
@@ -78,7 +78,7 @@ def _build_model_bundle(gguf: ModuleType, settings: Mapping[str, Any], tensors: 
     model_settings = {
         key.removeprefix(f"{name}."): value for key, value in settings.items() if key.startswith(f"{name}.")
     }
-    # Use the number of rows of the embedding, because older files do not have this setting.
+    # Use the number of rows in the embedding matrix because older files do not contain this setting.
     model_settings["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
     config = architecture.read_config(model_settings, frozenset(tensors))
     values = {tensor.name: _dequantize(gguf, tensor) for tensor in tensors.values()}
@@ -106,7 +106,7 @@ def _permute_query_key_rows(
     """Apply `permute` to the rows of all query and key projections."""
     permuted = dict(tensors)
     for name, tensor in tensors.items():
-        # Tensors with an incomplete head are skipped. `load_into` reports their shape.
+        # Skip tensors whose rows do not divide evenly into heads. `load_into` reports their shapes.
         if name.split(".")[-2] in ("attn_q", "attn_k") and tensor.shape[0] % config.d_head == 0:
             permuted[name] = permute(tensor, n_heads=tensor.shape[0] // config.d_head)
     return permuted

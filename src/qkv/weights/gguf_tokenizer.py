@@ -1,4 +1,4 @@
-"""Conversion between the tokenizer settings of GGUF files and our tokenizers."""
+"""Convert the tokenizer settings in GGUF files to our tokenizers and back."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ LLAMA3_PATTERN = (
 
 
 class GGUFTokenType(IntEnum):
-    """Token types of GGUF."""
+    """The token types defined by the GGUF format."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -37,7 +37,7 @@ class GGUFTokenType(IntEnum):
 
 
 def read_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
-    """Build a tokenizer from the `tokenizer.ggml.*` settings of a file, given without this prefix."""
+    """Build a tokenizer from the `tokenizer.ggml.*` settings in a GGUF file. The keys in `settings` omit the prefix."""
     tokens = settings["tokens"]
     special_ids = {role: settings[key] for key, role in SPECIAL_TOKEN_KEYS.items() if key in settings}
     for role, token_id in special_ids.items():
@@ -64,9 +64,9 @@ def read_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def gguf_tokenizer_settings(tokenizer: Tokenizer, *, vocab_size: int) -> dict[str, Any]:
-    """Return the settings that `read_gguf_tokenizer` reads, for a model with `vocab_size` tokens.
+    """Convert a tokenizer to the settings that `read_gguf_tokenizer` reads.
 
-    Ids that the tokenizer does not use get placeholder names.
+    `vocab_size` is the vocabulary size of the model. Ids that the tokenizer does not use get placeholder names.
     """
     state = json.loads(tokenizer.backend.to_str())
     if state["model"]["type"] != "BPE":
@@ -155,7 +155,7 @@ PRE_TOKENIZERS: dict[str, Any] = {
         [pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"), _byte_level(use_regex=False)]
     ),
 }
-"""Pre-tokenizers by their names in llama.cpp. If a pre-tokenizer has several names, the first name is written."""
+"""The supported pre-tokenizers, keyed by their llama.cpp names. If one has several names, files use the first."""
 
 
 def _pre_tokenizer_name(state: Mapping[str, Any] | None) -> str:

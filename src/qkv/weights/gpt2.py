@@ -1,6 +1,6 @@
-"""Published settings and tensor names of GPT-2.
+"""Map GPT-2's published config and tensor names to ours.
 
-Its weight matrices have the layout (in, out), and queries, keys and values share one matrix.
+GPT-2's published weight matrices have the layout (in, out). One matrix combines the query, key and value projections.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ GPT2_SETTINGS = {
     "resid_pdrop": "dropout",
     "initializer_range": "init_std",
 }
-# Settings of a multiple-choice head, an old copy of n_positions, and the order of operations in half precision.
+# Settings for a multiple-choice head, an old duplicate of n_positions, and the order of operations in half precision.
 GPT2_IGNORED_KEYS = frozenset(
     {"n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation"}
     | {"summary_proj_to_labels", "summary_first_dropout"}

@@ -1,4 +1,4 @@
-"""Download of models from the Hugging Face Hub by name (`org/model`)."""
+"""Download models from the Hugging Face Hub by name (`org/model`)."""
 
 import os
 from pathlib import Path
@@ -20,13 +20,13 @@ ALLOWED_PATTERNS = [
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 ]
-"""Patterns of files to download. They exclude executable and pickled files."""
+"""The file name patterns to download. They exclude executable and pickled files."""
 
 
 def download_safetensors_snapshot(name: str, *, cache: Path | None = None) -> Path:
-    """Download the latest snapshot of a model, or find it in the cache, and return its folder.
+    """Download the latest snapshot of a model unless it is already in the cache, and return its folder.
 
-    Uses the endpoint in the environment variable HF_ENDPOINT if it is set. `huggingface_hub` handles tokens.
+    The environment variable HF_ENDPOINT overrides the default endpoint. `huggingface_hub` handles access tokens.
     """
     try:
         from huggingface_hub import HfApi
@@ -37,7 +37,7 @@ def download_safetensors_snapshot(name: str, *, cache: Path | None = None) -> Pa
         ) from None
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        # Weights in subfolders are copies of the same model for other frameworks.
+        # Weights in subfolders are copies of the same model for other frameworks, so they are not downloaded.
         folder = api.snapshot_download(
             name, allow_patterns=ALLOWED_PATTERNS, ignore_patterns=["*/*.safetensors"], cache_dir=cache
         )

@@ -1,7 +1,8 @@
-"""Int8 storage of weights with one scale per row, and conversion of a model to int8 matmuls.
+"""Store weights as int8 with one scale per row, and convert models to int8 matmuls.
 
-A matrix is stored as `NAME` (int8, from −127 to 127) and `NAME.scale` (float32, one scale per row). Its values are the
-product of the two tensors. Vectors are stored unchanged. The metadata of the file contains `qkv_storage` = `int8-rows`.
+A matrix is stored as `NAME` (int8, from −127 to 127) and `NAME.scale` (float32, one scale per row). Multiplying each
+row by its scale recovers the weights. Vectors are stored unchanged. The metadata of the safetensors file contains
+`qkv_storage` = `int8-rows`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ INT8_MAX = 127
 
 
 def quantize_matrices_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantize every matrix to int8 values and scales. The error of a weight is at most half the scale of its row."""
+    """Quantize each matrix to int8 values and row scales. The error of each weight is at most half its row's scale."""
     quantized: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -33,7 +34,7 @@ def quantize_matrices_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert quantized tensors to float32. Quantizing the result again produces the same bytes."""
+    """Convert quantized tensors to float32. Quantizing them again yields exactly the same int8 values and scales."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in quantized.items():
         if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in quantized:
@@ -54,9 +55,8 @@ def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tenso
 def quantize_linears_to_int8(model: Model) -> None:
     """Replace all linear layers of a model with int8 layers, in place.
 
-    The token embedding, norms and biases are unchanged.
-
-    Weights that were stored as int8 are quantized to exactly the stored values.
+    The token embedding, norms and biases are unchanged. Weights that were loaded from an int8 file are quantized to
+    exactly the stored values.
     """
     if isinstance(model, RNNSeq2Seq):
         raise InputError("int8 inference is only supported for Transformers, but this model is an RNN")
@@ -73,7 +73,7 @@ def _quantize_linear(linear: nn.Linear | Unembedding) -> Int8Linear:
 
 
 def _quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 values and the scale of each row."""
+    """Return the int8 values of a matrix and the scale of each row."""
     scale = _round_up_to_16_significant_bits(matrix.flatten(1).abs().amax(1) / INT8_MAX)
     divisor = torch.where(scale > 0, scale, 1.0)  # avoids dividing rows of zeros by 0
     values = (matrix / _broadcast_rows(divisor, matrix)).round().clamp(-INT8_MAX, INT8_MAX)
@@ -81,9 +81,9 @@ def _quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round_up_to_16_significant_bits(scale: Tensor) -> Tensor:
-    """Round up to the next float32 whose last 8 bits are 0.
+    """Round each scale up to the next float32 whose last 8 bits are 0.
 
-    The product of an int8 value and such a scale is exact, and therefore the same on every machine.
+    The product of an int8 value and such a scale is exact and is therefore the same on every machine.
     """
     bits = scale.view(torch.int32)
     return ((bits + 0xFF) & ~0xFF).view(torch.float32)

@@ -1,4 +1,4 @@
-"""Published settings and tensor names of Llama and Mistral, which is a Llama with a sliding window."""
+"""Map the published config and tensor names of Llama and Mistral to ours. Mistral is Llama with a sliding window."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def read_mistral_config(published: PublishedConfig) -> GPTConfig:
 
 
 def _read_rotary_settings(published: PublishedConfig) -> dict[str, Any]:
-    """Read the rotary settings.
+    """Remove the rotary settings from a published config, and return them as settings for our config.
 
     Older configs contain `rope_theta` and `rope_scaling`. Newer configs contain `rope_parameters`.
     """

@@ -1,4 +1,4 @@
-"""Read models of llama2.c: a Llama in a `.bin` file of float32 weights, with its tokenizer in a second file."""
+"""Read llama2.c models, which are Llama models with float32 weights in one `.bin` file and a tokenizer in another."""
 
 import struct
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from qkv.weights.state_dict import load_into
 HEADER_FORMAT = struct.Struct("<7i")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 MAX_HEADER_VALUE = 1 << 24
-"""Numbers above this limit in a header are not plausible model sizes."""
+"""The upper limit for a plausible model size in a header."""
 
 
 @dataclass(frozen=True)
 class Llama2cHeader:
-    """The seven integers at the start of a file. A negative vocabulary size means that the embeddings are not tied."""
+    """The seven integers at the start of a llama2.c file. A negative vocabulary size indicates untied embeddings."""
 
     d_model: int
     d_ff: int
@@ -56,7 +56,10 @@ class Llama2cHeader:
 
 
 def read_llama2c(file: Path) -> ModelBundle:
-    """Load a model with its tokenizer, `tokN.bin` (N is the vocabulary size) or `tokenizer.bin` in the same folder."""
+    """Load a llama2.c model and its tokenizer.
+
+    The tokenizer is read from `tokN.bin` (N is the vocabulary size) or `tokenizer.bin` in the same folder.
+    """
     data = file.read_bytes()
     header = _read_header(file, data)
     config = header.config
@@ -70,9 +73,9 @@ def read_llama2c(file: Path) -> ModelBundle:
 
 
 def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
-    """Read a tokenizer file: a count, then score, length and bytes of each token.
+    """Read a llama2.c tokenizer file: an integer followed by the score, length and bytes of each token.
 
-    Each text starts with `<s>`. The `<s>` of the next text also marks the end of a text.
+    Each training text starts with `<s>`. Since texts have no end token, the `<s>` of the next text marks the end.
     """
     n_reserved = EOS_ID + 1 + 256
     if vocab_size < n_reserved:
@@ -98,7 +101,7 @@ def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
             f"{file}: has {len(data)} bytes, but the entries of the model's {vocab_size} tokens end at byte {offset}"
         )
     tokens = [token.replace(" ", SPACE_SYMBOL) for token in tokens]
-    # Older files contain the 256 bytes as characters. Newer files spell them as <0x0A>.
+    # Older files contain the 256 byte tokens as characters. Newer files write them in the form <0x0A>.
     tokens[:n_reserved] = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     return build_sentencepiece_tokenizer(
         SentencePieceVocab(
@@ -111,7 +114,7 @@ def read_llama2c_tokenizer(file: Path, *, vocab_size: int) -> Tokenizer:
 
 
 def has_plausible_llama2c_header(file: Path) -> bool:
-    """Whether the header of a file contains plausible sizes, which is never the case for a pickle or an archive."""
+    """Return whether a file starts with plausible model sizes. Pickles and archives never do."""
     with file.open("rb") as stream:
         start = stream.read(HEADER_FORMAT.size)
     if len(start) < HEADER_FORMAT.size:
@@ -127,10 +130,10 @@ def _read_header(file: Path, data: bytes) -> Llama2cHeader:
 
 
 def _convert_llama2c_tensors(file: Path, data: bytes, header: Llama2cHeader) -> dict[str, Tensor]:
-    """Read all tensors by our parameter names.
+    """Return all tensors of a llama2.c file, keyed by our parameter names.
 
-    The file stores each kind of tensor for all layers in a row. It also contains tables of rotary angles, which are
-    skipped because our models compute them.
+    For each kind of tensor, the file contains the tensors of all layers one after another. The file's tables of rotary
+    angles are skipped because our models compute the angles.
     """
     config = header.config
     d, width, kv_width = config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head

@@ -1,4 +1,4 @@
-"""Published settings and tensor names of Marian: those of BART, with sinusoidal positions."""
+"""Map Marian's published config and tensor names to ours. They match BART's except that positions are sinusoidal."""
 
 from typing import Any
 
@@ -36,6 +36,6 @@ def marian_name_table(config: Seq2SeqConfig) -> NameTable:
     return NameTable(
         mappings=bart_and_marian_mappings(config),
         prefix="model.",
-        # Sinusoidal position embeddings, which our models compute.
+        # These are sinusoidal position embeddings, which our models compute instead of loading them.
         ignored_patterns=(r"(encoder|decoder)\.embed_positions\.weight",),
     )

@@ -1,4 +1,7 @@
-"""Load models from native and Hugging Face folders: config.json, model.safetensors or shards, and a tokenizer."""
+"""Load models from native and Hugging Face folders.
+
+A folder contains config.json, the weights (model.safetensors or shards) and usually a tokenizer.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,23 +32,23 @@ SOURCE_TOKENIZER_FILES = (SOURCE_TOKENIZER, SOURCE_SPM)
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """A model in evaluation mode with its tokenizers and generation settings."""
+    """A model in evaluation mode, together with its tokenizers and generation settings."""
 
     model: Model
     tokenizer: Tokenizer | None
-    """`None` if the folder has no tokenizer."""
+    """The tokenizer, or `None` if the folder has no tokenizer. For an encoder–decoder, this is the target tokenizer."""
     remarks: tuple[str, ...] = ()
-    """Messages for the user, for example about heads that the config specifies but the weights do not contain."""
+    """Notes for the user, for example about heads that the config specifies but the weights do not contain."""
     source_tokenizer: Tokenizer | None = None
-    """Separate tokenizer of the source language of a translator (`source_tokenizer.json`, `source.spm`)."""
+    """The source tokenizer of a translation model, if separate (`source_tokenizer.json` or `source.spm`)."""
     generation_config: GenerationConfig = field(default_factory=GenerationConfig)
-    """Generation settings of an encoder–decoder."""
+    """The generation settings of an encoder–decoder."""
 
 
 def load_model(folder: Path) -> ModelBundle:
-    """Load a model folder.
+    """Load a model from a native or Hugging Face folder.
 
-    Its `config.json` has the key `family` in native folders and `model_type` in Hugging Face folders.
+    The `config.json` in a native folder has the key `family`, and that in a Hugging Face folder has `model_type`.
     """
     embedding, remarks = read_sentence_embedding_and_remarks(folder)
     folder = transformer_folder(folder)
@@ -79,9 +82,9 @@ def load_model(folder: Path) -> ModelBundle:
 
 
 def _dtype_remarks(tensors: dict[str, Tensor]) -> list[str]:
-    """Report 16-bit weights.
+    """Return a note for the user if the weights are stored in 16-bit precision.
 
-    They are converted to float32 because CPUs are up to 60 times slower with 16-bit matmuls.
+    The weights are converted to float32 because 16-bit matmuls are up to 60 times slower on CPUs.
     """
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.dtype.itemsize < 4}
     return [f"the weights are {' and '.join(sorted(dtypes))} and were converted to float32"] if dtypes else []
@@ -96,7 +99,7 @@ def _add_sentence_embedding(config: ModelConfig, embedding: SentenceEmbedding) -
 
 
 def check_token_ids_within_vocabulary(bundle: ModelBundle, path: Path) -> None:
-    """Check that all token ids of the tokenizers and the generation config exist in the model.
+    """Check that all token ids in the tokenizers and generation config are within the model's vocabulary.
 
     A tokenizer may have fewer ids than the model, but not more.
     """
@@ -118,13 +121,13 @@ def check_token_ids_within_vocabulary(bundle: ModelBundle, path: Path) -> None:
 
 
 def native_name_table(model: Model) -> NameTable:
-    """Return a table of the model's parameter names. A file may contain tied weights under any one of their names."""
+    """Return a table that maps each parameter name to itself. A file may use any of the names of a tied parameter."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return NameTable(mappings=[NameMapping(name, (name,)) for name in names])
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a folder from a single file or from shards. Quantized weights are dequantized."""
+    """Read the weights in a folder from a single file or from shards, and dequantize them if necessary."""
     if (folder / WEIGHTS_FILE).is_file():
         return _read_safetensors_dequantized(folder / WEIGHTS_FILE)
     if (folder / SHARD_INDEX_FILE).is_file():
@@ -136,7 +139,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def raise_pickle_error(file: Path) -> NoReturn:
-    """Raise an error for a pickled file, which could execute code when it is opened."""
+    """Raise an error for a pickled file because loading it could execute arbitrary code."""
     raise WeightsError(
         f"{file}: pickled weights are not supported because loading them can execute arbitrary code; "
         "save the model with `save_pretrained(folder, safe_serialization=True)`"
@@ -182,7 +185,7 @@ def _load_folder_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def require_tokenizer(bundle: ModelBundle, folder: Path) -> Tokenizer:
-    """Return the tokenizer, or raise an error if there is none."""
+    """Return the tokenizer of a model, or raise an error if the model has none."""
     if bundle.tokenizer is None:
         raise InputError(f"{folder}: no tokenizer found; expected one of {', '.join(FOLDER_FILES)}")
     return bundle.tokenizer

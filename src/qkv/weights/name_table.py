@@ -1,4 +1,4 @@
-"""Tables that map published tensor names to the parameter names of our models."""
+"""Tables that map published tensor names to the parameter names in our models."""
 
 import re
 from collections.abc import Mapping
@@ -7,22 +7,22 @@ from enum import Enum
 
 
 class Layout(Enum):
-    """Layout of a published tensor compared with our parameter."""
+    """The layout of a published tensor relative to our parameter."""
 
     SAME = "same"
     TRANSPOSED = "transposed"
-    """(in, out) instead of torch's (out, in), as in GPT-2."""
+    """The published shape is (in, out) instead of torch's (out, in). GPT-2 uses this layout."""
     SINGLE_ROW = "single row"
-    """(1, vocab_size) instead of (vocab_size,), as in the logit bias of Marian and BART."""
+    """The published shape is (1, vocab_size) instead of (vocab_size,). Marian's and BART's logit biases use it."""
 
 
 @dataclass(frozen=True)
 class NameMapping:
-    """Maps a published tensor to one or more parameters, which are concatenated and then converted to its layout.
+    """A mapping from a published tensor to one or more of our parameters.
 
-    A table may contain parameters that a config does not have, such as a bias or a head. These entries are skipped, and
-    the published tensor is reported as unexpected if a file contains it. Several entries with the same parameter
-    describe tied weights.
+    The published tensor is the concatenation of the parameters, converted to `layout`. If a model has no such parameter
+    (for example, no bias or head), the mapping is skipped, and the published tensor is reported as unexpected if a file
+    contains it. Several mappings with the same parameters represent tied weights.
     """
 
     published: str
@@ -32,18 +32,18 @@ class NameMapping:
 
 @dataclass(frozen=True, kw_only=True)
 class NameTable:
-    """All tensors that a published model of a given config may contain."""
+    """A table of all tensors that a published model with a given config may contain."""
 
     mappings: list[NameMapping]
     prefix: str = ""
-    """Prefix of the tensor names of the backbone. Files that contain only the backbone omit the prefix."""
+    """The prefix of the backbone's tensor names. Files that contain only the backbone omit this prefix."""
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
-    """Suffixes used by older files, mapped to the current ones."""
+    """A map from suffixes in older files to the current suffixes."""
     ignored_patterns: tuple[str, ...] = ()
-    """Patterns of tensors that are not learned, such as masks, fixed positions and version numbers."""
+    """Patterns for the names of tensors that are not learned, such as masks, fixed positions and version numbers."""
 
     def canonical_name(self, name: str) -> str:
-        """Remove the prefix and replace legacy suffixes."""
+        """Return a tensor name without the prefix and with the current suffix."""
         name = name.removeprefix(self.prefix)
         for legacy, current in self.legacy_suffixes.items():
             if name.endswith(legacy):
@@ -55,7 +55,7 @@ class NameTable:
 
 
 def weight_and_bias_mappings(published: str, module: str, *, layout: Layout = Layout.SAME) -> list[NameMapping]:
-    """Map the weight and bias of a module."""
+    """Return the name mappings for the weight and bias of a module."""
     return [
         NameMapping(f"{published}.weight", (f"{module}.weight",), layout),
         NameMapping(f"{published}.bias", (f"{module}.bias",)),
@@ -65,7 +65,10 @@ def weight_and_bias_mappings(published: str, module: str, *, layout: Layout = La
 def linear_mappings_per_layer(
     published: str, module: str, *, n_layers: int, parts: Mapping[str, str], layout: Layout = Layout.SAME
 ) -> list[NameMapping]:
-    """Map the weights and biases of the same parts in every layer. `{}` in both names stands for the layer index."""
+    """Return the name mappings for the weights and biases in every layer. `{}` in a name stands for the layer index.
+
+    `parts` maps the published name of each module in a layer to our name.
+    """
     return [
         mapping
         for i in range(n_layers)

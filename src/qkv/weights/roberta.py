@@ -1,4 +1,7 @@
-"""Published settings and tensor names of RoBERTa: the backbone of BERT with a position offset and different heads."""
+"""Map RoBERTa's published config and tensor names to ours.
+
+RoBERTa uses BERT's architecture with a position offset and different heads.
+"""
 
 from typing import Any
 
@@ -30,9 +33,12 @@ ROBERTA_MARKER_TENSORS = {
 
 
 def read_roberta_config(published: PublishedConfig) -> BERTConfig:
-    """Read a config. Positions start after the padding id, so the first rows of the position embedding are unused."""
+    """Convert a published RoBERTa config to our config.
+
+    Positions start after the padding id, so the first rows of the position embedding are unused.
+    """
     published.pop_expected_values({"position_embedding_type": "absolute"})
-    # The classification head has its own pooler under another name.
+    # The classification head has its own pooler, which has a different name.
     pooler = (
         "classifier.dense.weight"
         if ROBERTA_MARKER_TENSORS[EncoderHead.CLASSIFIER] in published.tensor_names

@@ -26,7 +26,7 @@ from qkv.weights.state_dict import to_published_state
 
 
 class StorageDType(StrEnum):
-    """Data types that weights can be stored in."""
+    """The data types in which weights can be stored."""
 
     F32 = "f32"
     F16 = "f16"
@@ -41,7 +41,7 @@ class StorageDType(StrEnum):
 
 
 def save_native(bundle: ModelBundle, target: Path) -> None:
-    """Save a model to a new native folder without changing its weights. `load_model` loads the folder."""
+    """Save a model to a new native folder without changing its weights. Use `load_model` to load the folder."""
     write_folder_atomically_with_manifest(
         require_nonexistent_folder(target),
         tensors={WEIGHTS_FILE: to_published_state(bundle.model, native_name_table(bundle.model))},
@@ -50,7 +50,7 @@ def save_native(bundle: ModelBundle, target: Path) -> None:
 
 
 def save_native_int8(bundle: ModelBundle, target: Path) -> None:
-    """Save a model to a new native folder with matrices quantized to int8."""
+    """Save a model to a new native folder, with its matrices quantized to int8."""
     write_folder_atomically_with_manifest(
         require_nonexistent_folder(target),
         tensors={
@@ -74,7 +74,7 @@ def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageD
     """Save a model to a new folder that `AutoModel` and `AutoTokenizer` of `transformers` can load."""
     tokenizer = _require_joint_vocabulary_tokenizer(bundle)
     ids = {**bos_eos_pad_token_ids(tokenizer), **published_seq2seq_generation_settings(bundle)}
-    # The config overrides the token ids of the tokenizer because RoBERTa's positions depend on the padding id.
+    # The token ids in the config override those of the tokenizer because RoBERTa's positions depend on the padding id.
     settings = {
         **ids,
         **to_lossless_published_config(bundle.model.config),
@@ -93,7 +93,10 @@ def save_hf(bundle: ModelBundle, target: Path, *, dtype: StorageDType = StorageD
 
 
 def _require_joint_vocabulary_tokenizer(bundle: ModelBundle) -> Tokenizer | None:
-    """Return the tokenizer of source and target, which must have the same vocabulary in this format."""
+    """Return the tokenizer, or raise an error if the source and target tokenizers have different vocabularies.
+
+    The Hugging Face format supports only one vocabulary.
+    """
     target, source = bundle.tokenizer, bundle.source_tokenizer
     if target is None or source is None:
         return target
@@ -106,9 +109,9 @@ def _require_joint_vocabulary_tokenizer(bundle: ModelBundle) -> Tokenizer | None
 
 
 def published_seq2seq_generation_settings(bundle: ModelBundle) -> dict[str, Any]:
-    """Return the published generation settings of an encoder–decoder.
+    """Return the generation settings of an encoder–decoder in the published format.
 
-    In native models, the tokenizer defines the start token, so the start token is added here.
+    This includes the start token, which native models do not store because their tokenizer defines it.
     """
     if not isinstance(bundle.model, Seq2Seq) or bundle.tokenizer is None:
         return {}
@@ -119,7 +122,10 @@ def published_seq2seq_generation_settings(bundle: ModelBundle) -> dict[str, Any]
 
 
 def _tokenizer_config_with_length_and_inputs(files: Mapping[str, str], config: BERTConfig) -> dict[str, str]:
-    """Add the maximum length and the input names, which `transformers` would not guess correctly."""
+    """Return the tokenizer config with the maximum length and input names added.
+
+    Without these settings, `transformers` would use incorrect defaults.
+    """
     if CONFIG_FILE not in files:
         return {}
     input_names = ["input_ids", *(["token_type_ids"] if config.n_segments else []), "attention_mask"]
@@ -144,7 +150,7 @@ def _cast_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str
 
 
 def require_nonexistent_folder(target: Path) -> Path:
-    """Return `target`, or raise an error if it exists."""
+    """Return `target`, or raise an error if it already exists."""
     if target.exists():
         raise InputError(f"{target}: already exists; use a new folder")
     return target

@@ -1,4 +1,4 @@
-"""Read and write the additional files of sentence-transformers folders, which define the sentence embedding."""
+"""Read and write the files with which sentence-transformers folders define how sentence embeddings are computed."""
 
 import json
 from pathlib import Path
@@ -16,19 +16,22 @@ _PROMPTS_FILE = "config_sentence_transformers.json"
 _POOLING_FOLDER = "1_Pooling"
 _POOLING_SWITCHES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_cls_token": Pooling.CLS}
 _POOLING_MODES = {**_POOLING_SWITCHES, "mean": Pooling.MEAN, "cls": Pooling.CLS}
-"""Includes the names of version 5, which has a single setting instead of a switch for each mode."""
+"""The supported pooling modes, keyed by their published names.
+
+These include the names from version 5, which uses a single setting instead of one switch per mode.
+"""
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Return the folder of the Transformer: the folder itself, or a subfolder in early versions."""
+    """Return the folder that contains the Transformer: the folder itself or, in early versions, a subfolder."""
     return _module_path(folder, "Transformer") if (folder / MODULES_FILE).is_file() else folder
 
 
 def read_sentence_embedding_and_remarks(folder: Path) -> tuple[SentenceEmbedding | None, list[str]]:
-    """Read the sentence embedding settings and remarks of a folder, or `None` if it is not from sentence-transformers.
+    """Read the sentence-embedding settings from a folder, and return them with notes for the user.
 
-    Only the modules Transformer, Pooling and optionally Normalize are supported, in this order. Any other module would
-    change the embeddings.
+    The settings are `None` if the folder is not from sentence-transformers. Only the modules Transformer, Pooling and
+    optionally Normalize are supported, in this order, because any other module would change the embeddings.
     """
     if not (folder / MODULES_FILE).is_file():
         return None, []
@@ -55,9 +58,9 @@ def read_sentence_embedding_and_remarks(folder: Path) -> tuple[SentenceEmbedding
 
 
 def sentence_transformers_files(config: BERTConfig) -> dict[str, str]:
-    """Return the files that turn a Hugging Face folder into a sentence-transformers folder, by name.
+    """Return the contents of the files that turn a Hugging Face folder into a sentence-transformers folder.
 
-    The result is empty if the config has no sentence embedding.
+    The result is keyed by file name and is empty if the config has no sentence embedding.
     """
     embedding = config.sentence_embedding
     if embedding is None:
@@ -103,7 +106,10 @@ def _module_path(folder: Path, kind: str) -> Path:
 
 
 def _read_pooling_mode(path: Path) -> Pooling:
-    """Read the pooling mode. Several modes, whose results would be concatenated, are not supported."""
+    """Read the pooling mode, and raise an error if there are several.
+
+    sentence-transformers would concatenate the results of several modes, which is not supported.
+    """
     settings = read_json_object(path)
     mode = settings.get("pooling_mode")
     switches = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]

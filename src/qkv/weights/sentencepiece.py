@@ -1,7 +1,8 @@
-"""BPE tokenizers from SentencePiece vocabularies with scores (Llama 2, llama2.c, GGUF).
+"""Build BPE tokenizers from SentencePiece vocabularies with scores (Llama 2, llama2.c, GGUF).
 
-SentencePiece merges the adjacent pair whose result has the best score, whereas `tokenizers` uses an ordered list of
-merges. The list is derived from the scores: all splits of a piece into two other pieces, best pieces first.
+SentencePiece repeatedly merges the adjacent pair that forms the piece with the highest score, whereas `tokenizers`
+requires an ordered list of merges. This list is derived from the scores. It contains every split of a piece into two
+other pieces, in decreasing order of the score of the piece.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,12 @@ SPACE_SYMBOL = "▁"
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceVocab:
-    """A vocabulary in the order of its ids. Spaces are written as ▁, and bytes as `<0x0A>`."""
+    """A vocabulary in id order. Tokens contain ▁ instead of spaces, and byte tokens have the form `<0x0A>`."""
 
     tokens: Sequence[str]
     scores: Sequence[float]
     control_ids: frozenset[int]
-    """Ids that cannot result from encoding text."""
+    """The ids that encoding a text never produces."""
     special_ids: Mapping[SpecialToken, int]
     add_space_prefix: bool = True
     """Whether a space is prepended to every text."""
@@ -33,7 +34,7 @@ class SentencePieceVocab:
 
 
 def build_sentencepiece_tokenizer(vocab: SentencePieceVocab) -> Tokenizer:
-    """Build a tokenizer that encodes and decodes in the same way as SentencePiece."""
+    """Build a tokenizer that encodes and decodes text like SentencePiece."""
     token_to_id = _token_to_id(vocab)
     unknown_id = vocab.special_ids.get(SpecialToken.UNK)
     backend = tokenizers.Tokenizer(

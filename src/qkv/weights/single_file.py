@@ -1,4 +1,4 @@
-"""Load models from a single file: llama.cpp's `.gguf`, or llama2.c's `.bin` with a separate tokenizer file."""
+"""Load models from a single file: llama.cpp's `.gguf` or llama2.c's `.bin`, which has a separate tokenizer file."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabul
 
 
 def load_gguf_or_llama2c(file: Path) -> ModelBundle:
-    """Load a model file. The format is detected from the first bytes, not from the file name."""
+    """Load a GGUF or llama2.c file. The format is detected from the first bytes, not from the file name."""
     try:
         if _read_first_bytes(file, len(GGUF_MAGIC)) == GGUF_MAGIC:
             loaded = read_gguf(file)

@@ -1,4 +1,4 @@
-"""Check that tensors are large enough for a config before allocating the model."""
+"""Check that a weights file is large enough for its config before allocating memory for the model."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,10 @@ from qkv.models import Model, build
 
 
 def build_unless_config_exceeds_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
-    """Build a randomly initialized model, or raise an error if there are far too few tensors for the config.
+    """Build a randomly initialized model, or raise an error if the config is far too large for the tensors.
 
-    A config can contain arbitrary numbers, so an unchecked config could allocate an arbitrary amount of memory.
-    Individual missing tensors are not detected here. `load_into` lists them.
+    The numbers in a config are arbitrary, so building a model from an unchecked config could allocate any amount of
+    memory. This function does not detect individual missing tensors, which `load_into` lists.
     """
     is_encoder_decoder = isinstance(config, Seq2SeqConfig | RNNConfig)
     n_layers = config.n_encoder_layers + config.n_decoder_layers if is_encoder_decoder else config.n_layers

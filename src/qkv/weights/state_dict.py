@@ -1,4 +1,4 @@
-"""Conversion between published tensors and the parameters of a model."""
+"""Convert published tensors to model parameters and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ MAX_LISTED = 20
 def load_into(
     model: nn.Module, tensors: Mapping[str, Tensor], table: NameTable, *, max_listed: int = MAX_LISTED
 ) -> list[str]:
-    """Copy published tensors into the parameters of a model. If any tensor does not match, no parameter is changed.
+    """Copy published tensors into the parameters of a model.
 
-    The error lists up to `max_listed` problems of each kind, because a file of a different model may have hundreds.
-
-    Returns the names of the tensors that were ignored because they are not learned.
+    If any tensor does not match, no parameter is changed, and the error lists up to `max_listed` problems of each kind.
+    A file for a different model may have hundreds of problems. Returns the names of the tensors that were ignored
+    because they are not learned.
     """
     targets = _build_load_targets(model, table)
     file_names = _file_names_by_canonical_name(tensors, table)
@@ -47,7 +47,7 @@ def load_into(
 
 
 def to_published_state(model: nn.Module, table: NameTable) -> dict[str, Tensor]:
-    """Copy all parameters under their published names. Tied parameters are included once."""
+    """Return copies of all parameters, keyed by their published names. Tied parameters are included once."""
     return {target.alternative_names[0]: target.to_published_tensor() for target in _build_load_targets(model, table)}
 
 
@@ -67,7 +67,10 @@ def _from_published_layout(tensor: Tensor, layout: Layout) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _LoadTarget:
-    """Parameters that one published tensor is loaded into, and its possible names. Tied weights have several names."""
+    """The parameters into which one published tensor is loaded, and the tensor's possible names.
+
+    A tied weight has several names.
+    """
 
     parameters: list[nn.Parameter]
     layout: Layout
@@ -75,13 +78,16 @@ class _LoadTarget:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the published tensor."""
+        """The shape of the published tensor."""
         rows = sum(parameter.shape[0] for parameter in self.parameters)
         combined = torch.empty(rows, *self.parameters[0].shape[1:], device="meta")
         return tuple(_to_published_layout(combined, self.layout).shape)
 
     def find_problems_with_kind(self, tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-        """Return (kind, description) pairs. `tensors` contains this tensor under each of its names in the file."""
+        """Return a (kind, description) pair for each problem with the tensor.
+
+        `tensors` contains the tensor under each of its names in the file.
+        """
         if not tensors:
             return [("missing", f"{self.alternative_names[0]} {self.shape}")]
         problems = [
@@ -115,12 +121,18 @@ class _LoadTarget:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Check only the minimum and maximum, which avoids allocating a mask as large as the tensor."""
+    """Return whether all values are finite.
+
+    Checking only the minimum and maximum avoids allocating a mask as large as the tensor.
+    """
     return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
 def _build_load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]:
-    """Return the entries of the table that the model has. Entries with the same parameters (ties) are merged."""
+    """Return one load target for each published tensor that the model has parameters for.
+
+    Entries of the table with the same parameters (tied weights) are merged.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     on_meta = [name for name, parameter in parameters.items() if parameter.is_meta]
     if on_meta:
@@ -148,7 +160,7 @@ def _build_load_targets(model: nn.Module, table: NameTable) -> list[_LoadTarget]
 
 
 def _file_names_by_canonical_name(tensors: Mapping[str, Tensor], table: NameTable) -> dict[str, str]:
-    """Map canonical names to the names in the file."""
+    """Return a map from canonical tensor names to the names in the file."""
     file_names: dict[str, str] = {}
     for name in tensors:
         canonical = table.canonical_name(name)

@@ -1,4 +1,7 @@
-"""Published settings and tensor names of T5: version 1.0 (ReLU, tied) and 1.1 (gated GELU, untied)."""
+"""Map the published config and tensor names of T5 to ours.
+
+Both version 1.0 (ReLU, tied embeddings) and version 1.1 (gated GELU, untied embeddings) are supported.
+"""
 
 from typing import Any
 
@@ -45,7 +48,10 @@ def read_t5_config(published: PublishedConfig) -> Seq2SeqConfig:
 
 
 def _read_activation_and_gating(published: PublishedConfig) -> tuple[Activation, bool]:
-    """Read the activation and gating. In T5, `gated-gelu` is the tanh approximation, whereas `gelu` is exact."""
+    """Return the activation and whether the feed-forward layers are gated.
+
+    In T5, `gated-gelu` refers to the tanh approximation, whereas `gelu` is exact.
+    """
     value = str(published.pop("feed_forward_proj", "relu"))
     name = "gelu_new" if value == "gated-gelu" else value.removeprefix("gated-")
     gated = value.startswith("gated-")
@@ -54,10 +60,10 @@ def _read_activation_and_gating(published: PublishedConfig) -> tuple[Activation,
 
 
 def _read_tied_embeddings_and_scaled_logits(published: PublishedConfig) -> tuple[bool, bool]:
-    """Read whether the embeddings are tied and whether the logits are scaled.
+    """Return whether the embeddings are tied and whether the logits are scaled.
 
-    In older files, `tie_word_embeddings` determines both. Newer files have `scale_decoder_outputs` and always declare
-    tied embeddings, so only the tensors reveal whether there is a separate matrix.
+    In older files, `tie_word_embeddings` determines both. Newer files contain `scale_decoder_outputs`, and their
+    `tie_word_embeddings` is always true, so only the tensor names indicate whether there is a separate unembedding.
     """
     tied = published.pop("tie_word_embeddings", True)
     scaled = published.pop("scale_decoder_outputs", tied)
@@ -99,7 +105,7 @@ def t5_name_table(config: Seq2SeqConfig) -> NameTable:
     for side, n_layers, parts in sides:
         mappings += [
             NameMapping(f"{side}.embed_tokens.weight", (f"{side}.embedding.token.weight",)),
-            # Encoder and decoder have one table each, which is published as part of the first layer.
+            # The encoder and decoder each have one table, which published files store in the first layer.
             NameMapping(
                 f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
                 (f"{side}.relative_positions.table.weight",),
@@ -109,7 +115,7 @@ def t5_name_table(config: Seq2SeqConfig) -> NameTable:
         ]
     return NameTable(
         mappings=[*mappings, NameMapping("lm_head.weight", ("unembedding.weight",))],
-        # An early conversion contains an unused table in the cross-attention.
+        # An early conversion contains an unused table in the decoder's first cross-attention layer.
         ignored_patterns=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 

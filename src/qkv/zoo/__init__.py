@@ -1,8 +1,8 @@
-"""Shipped models and their model cards.
+"""Find the shipped models, and read their model cards.
 
 Each subfolder contains the weights, tokenizer, config and model card (`card.md`) of one model. A model card starts with
-`key: value` lines between two `---` lines, which `qkv models` displays. This module does not import torch, so the list
-of models is printed quickly.
+metadata: `key: value` lines between two `---` lines. `qkv models` prints this metadata. This module does not import
+torch, so `qkv models` starts quickly.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CARD_FILE = "card.md"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """Metadata of a shipped model."""
+    """The metadata of a shipped model."""
 
     name: str
     folder: Path
@@ -28,17 +28,17 @@ class ModelCard:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the model folder on disk."""
+        """The total size of the files in the model folder, in bytes."""
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
 
 def shipped_model_folders(zoo: Path = ZOO_FOLDER) -> dict[str, Path]:
-    """Return the folders of the shipped models by model name."""
+    """Return the folders of the shipped models, keyed by model name."""
     return {card.parent.name: card.parent for card in sorted(zoo.glob(f"*/{CARD_FILE}"))}
 
 
 def read_model_card(folder: Path) -> ModelCard:
-    """Read the metadata at the start of a model card. Lines `score NAME: VALUE` are held-out scores."""
+    """Read the metadata at the start of a model card. Each `score NAME: VALUE` line contains a held-out score."""
     lines = (folder / CARD_FILE).read_text(encoding="utf-8").split("\n")
     if lines[0] != "---" or "---" not in lines[1:]:
         raise InputError(f"{folder / CARD_FILE}: expected metadata between two --- lines at the start of the file")

@@ -1,4 +1,4 @@
-"""Verify that all implementations of a model agree, as tests/agreement does for small models."""
+"""Verify that all implementations of a model agree. The tests in tests/agreement do the same for small models."""
 
 import tempfile
 import time
@@ -26,18 +26,21 @@ DEFAULT_TEXTS = (
     "The girl took the boat and rowed to the island. There she found a house, and behind its red door a dog. " * 2,
 )
 ROUNDING_TOLERANCE = 1e-5
-"""Tolerance for changes in summation order in float32, relative to the largest logit."""
+"""The tolerance for changes in the order of float32 summation, relative to the largest logit."""
 CROSS_LIBRARY_TOLERANCE = 1e-4
-"""Tolerance for other libraries and devices, which use a different summation order everywhere."""
+"""The tolerance for other libraries and devices, which use a different summation order in every operation."""
 INT8_WEIGHT_TOLERANCE = 0.501
-"""Half a quantization step, plus a margin because scales are rounded up to 16 bits."""
+"""The tolerance for int8 weights in quantization steps.
+
+This is half a step plus a margin because scales are rounded up to 16 significant bits.
+"""
 INT8_OUTPUT_TOLERANCE = 0.1
-"""Tolerance for int8 weights, which change the outputs of trained models by a few percent."""
+"""The tolerance for outputs with int8 weights, which change the outputs of trained models by a few percent."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison of two implementations. `difference` returns how much their outputs differ."""
+    """A comparison of two implementations. `difference` computes how much their outputs differ."""
 
     difference: Callable[[VerificationCase], float]
     tolerance: float
@@ -136,12 +139,12 @@ CHECKS = _COMPUTATION_CHECKS | _STORAGE_CHECKS
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The outcome of one check."""
+    """The result of one check."""
 
     check: str
     comparison: str
     difference: float | None
-    """`None` if there is no difference to report. In this case, `reason` contains the explanation."""
+    """The difference, or `None` if there is none to report. In that case, `reason` contains an explanation."""
     tolerance: float
     verdict: CheckStatus
     reason: str | None
@@ -156,17 +159,18 @@ def verify(
     device: str = "cpu",
     progress: Callable[[str], object] = lambda _check: None,
 ) -> Iterator[CheckResult]:
-    """Run all checks on a model and yield their results.
+    """Run all checks on a model, and yield their results.
 
-    `progress` is called with the name of each check before it runs. `quick` skips slow checks. On a `device` other than
-    the CPU, the computations run there and are also compared with the CPU. Files are always loaded on the CPU.
+    `progress` is called with the name of each check before the check runs. `quick` skips slow checks. If `device` is
+    not the CPU, the computations run on that device, and their results are also compared with those on the CPU. Checks
+    of file formats always run on the CPU.
     """
     torch_device = resolve_device(device)
     run = Path(name) if (Path(name) / "checkpoints").is_dir() else None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         case = VerificationCase(loaded=load_pretrained(name), texts=texts, folder=Path(folder), run=run)
-        # The outputs are computed first so that their time is not attributed to a check, and so that unusable texts
-        # fail immediately.
+        # Compute the outputs first so that their time is not attributed to a check and unusable texts raise an error
+        # immediately.
         _ = case.reference_outputs
         device_case = None if torch_device.type == "cpu" else case.to_device(torch_device)
         for check, check_spec in (CHECKS if device_case is None else _DEVICE_CHECKS | CHECKS).items():

@@ -1,4 +1,4 @@
-"""A model under verification with its example inputs and reference outputs."""
+"""The model to verify, its example inputs and its reference outputs."""
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -19,18 +19,18 @@ from qkv.tasks.verification.implementations import Example, forward
 from qkv.weights.model_loader import ModelBundle
 
 MAX_EXAMPLE_TOKENS = 64
-"""Maximum length of an example, which is long enough for every check and keeps the checks of large models fast."""
+"""The maximum length of an example, which is enough for every check but short enough to check large models quickly."""
 
 
 class NotCheckedError(Exception):
-    """Raised when a check does not apply to a model or cannot run on this machine."""
+    """An error raised when a check does not apply to a model or cannot run on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationCase:
-    """A model, its example texts and the outputs of the eager implementation.
+    """A model to verify, its example texts and the reference outputs of the eager implementation.
 
-    The eager implementation (explicit softmax, no cache, one text at a time) is the specification.
+    The eager implementation (explicit softmax, no cache, one text at a time) defines the correct outputs.
     """
 
     loaded: ModelBundle
@@ -38,16 +38,16 @@ class VerificationCase:
     folder: Path
     """An empty folder for files that the checks write."""
     run: Path | None = None
-    """The run folder that the model comes from, if any."""
+    """The run folder that contains the model, if any."""
     cpu_outputs: list[list[Tensor]] | None = None
-    """Outputs of the eager implementation on the CPU, if another device is verified."""
+    """The outputs of the eager implementation on the CPU if another device is being verified, otherwise `None`."""
 
     @property
     def model(self) -> Model:
         return self.loaded.model
 
     def to_device(self, device: torch.device) -> "VerificationCase":
-        """Returns a copy of this case on a device."""
+        """Return a copy of this case whose model is on the given device."""
         moved = replace(self.loaded, model=deepcopy(self.model).to(device))
         return VerificationCase(
             loaded=moved, texts=self.texts, folder=self.folder, run=self.run, cpu_outputs=self.reference_outputs
@@ -59,9 +59,10 @@ class VerificationCase:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """Tokenized texts, truncated to at most half the context so that tokens or another text can be appended.
+        """The tokenized texts, truncated to at most half the context length.
 
-        The limit varies between texts so that their lengths differ.
+        This leaves room to append tokens or another text. The limit varies from text to text so that the lengths
+        differ.
         """
         max_tokens = min(MAX_EXAMPLE_TOKENS, self.model.config.context_length // 2)
         lengths = (max_tokens - index % (1 + max_tokens // 3) for index in count())
@@ -81,7 +82,7 @@ class VerificationCase:
         return usable
 
     def _create_model_inputs(self) -> Iterable[tuple[Tensor, ...]]:
-        """Returns token ids for each text. A model without a tokenizer gets random ids."""
+        """Return the token ids of each text, or random ids if the model has no tokenizer."""
         model, tokenizer = self.model, self.loaded.tokenizer
         is_pair = isinstance(model, Seq2Seq | RNNSeq2Seq)
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
@@ -112,21 +113,21 @@ class VerificationCase:
         return self.compute_eager_outputs(self.model)
 
     def compute_eager_outputs(self, model: Model) -> list[list[Tensor]]:
-        """Returns the outputs of the eager implementation for every example."""
+        """Return the outputs of the eager implementation for each example."""
         with use_attention_kernel(model, AttentionKernel.EAGER):
             return [
                 _outputs_to_compare(model, forward(model, example.ids, example.source)) for example in self.examples
             ]
 
     def relative_difference_from_reference(self, rows: Iterable[Tensor]) -> float:
-        """Compare the logits or states of each example with the reference outputs."""
+        """Return the largest relative difference between the logits or states in `rows` and the reference outputs."""
         return max_difference_relative_to_peak(
             [_outputs_to_compare(self.model, row[None]) for row in rows], self.reference_outputs
         )
 
 
 def _outputs_to_compare(model: Model, states: Tensor) -> list[Tensor]:
-    """Returns the outputs that users see: the logits, or for a BERT its states and the outputs of its heads."""
+    """Return the outputs that users see: the logits or, for a BERT model, the states and the outputs of the heads."""
     if not isinstance(model, BERT):
         return [states]
     heads = {
@@ -138,9 +139,9 @@ def _outputs_to_compare(model: Model, states: Tensor) -> list[Tensor]:
 
 
 def max_difference_relative_to_peak(actual: Iterable[Iterable[Tensor]], expected: Iterable[Iterable[Tensor]]) -> float:
-    """Returns the largest difference, relative to the largest expected value (at least 1).
+    """Return the largest difference between two lists of outputs, relative to the largest expected value (at least 1).
 
-    Returns NaN if either side contains NaN, which exceeds every tolerance.
+    If either list contains NaN, the result is NaN, for which every check fails.
     """
     shares = [torch.zeros(())]
     for actual_tensors, expected_tensors in zip(actual, expected, strict=True):

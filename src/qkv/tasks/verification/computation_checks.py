@@ -1,4 +1,4 @@
-"""Checks that optimized implementations agree with the eager implementation."""
+"""Check that optimized implementations agree with the eager implementation."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def compare_cached(case: VerificationCase) -> float:
 
 
 def compare_batched(case: VerificationCase) -> float:
-    """Compare the outputs for a text with and without its reversed copy in the same batch."""
+    """Compare the outputs for a text with and without a reversed copy of it in the same batch."""
     pairs = [
         [tensor if tensor is None else torch.cat((tensor.flip(1), tensor)) for tensor in (example.ids, example.source)]
         for example in case.examples
@@ -54,7 +54,7 @@ def compare_padded(case: VerificationCase) -> float:
 
 
 def compare_packed(case: VerificationCase) -> float:
-    """Compare the outputs for a text that is packed behind another text and for the same text in a separate row."""
+    """Compare the outputs for a text packed after another text with those for the same text in a separate row."""
     model, texts = case.model, [example.ids for example in case.examples]
     if not isinstance(model, GPT | BERT):
         raise NotCheckedError("packing is not supported for encoder–decoders")
@@ -75,8 +75,8 @@ def compare_compiled(case: VerificationCase) -> float:
 def relative_generated_log_prob_error(case: VerificationCase, *, n_beams: int) -> float:
     """Compare the log-probabilities of generated tokens with those of the eager implementation.
 
-    With greedy decoding, the gap to the most likely token also counts. Log-probabilities are compared instead of tokens
-    because rounding may exchange two equally likely tokens.
+    For greedy decoding, the gap to the most likely token is also included. Log-probabilities are compared instead of
+    tokens because rounding may swap two equally likely tokens.
     """
     shares = []
     for example, (new_ids, new_log_probs) in zip(case.examples, _generate_for_all(case, n_beams=n_beams), strict=True):
@@ -103,9 +103,9 @@ def _require_generative(case: VerificationCase) -> GPT | Seq2Seq | RNNSeq2Seq:
 
 
 def _generate_for_all(case: VerificationCase, *, n_beams: int) -> list[tuple[list[int], list[float]]]:
-    """Generate from all examples in one batch, and return the new ids with their log-probabilities.
+    """Generate tokens for all examples in one batch, and return the new ids with their log-probabilities.
 
-    No stop token is set, so that all outputs have the full length.
+    No stop token is set, so all outputs have the full length.
     """
     model, beam_config = _require_generative(case), BeamConfig(n_beams=n_beams)
     prompts = [example.ids[0].tolist() for example in case.examples]

@@ -1,4 +1,4 @@
-"""Implementations of the forward pass that must agree, used by `qkv verify` and tests/agreement."""
+"""Implementations of the forward pass that must agree. `qkv verify` and tests/agreement compare them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from qkv.tensors import AttentionMask, Ids, Logits, SourceAttentionMask, SourceI
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenized text: a row of ids, and the source ids of an encoder–decoder."""
+    """One tokenized text: a row of ids and, for an encoder–decoder, the source ids."""
 
     ids: Ids
     source: SourceIds | None = None
@@ -27,9 +27,9 @@ def forward(
     attention_mask: AttentionMask | None = None,
     source_attention_mask: SourceAttentionMask | None = None,
 ) -> Tensor:
-    """Returns the logits, or the final states of a BERT.
+    """Return the logits or, for a BERT model, the final states.
 
-    An RNN takes no target mask, because its target ids are only padded on the right.
+    RNNs do not take a target mask because their target ids are only padded on the right.
     """
     if isinstance(model, GPT | BERT):
         return model(ids, attention_mask=attention_mask)
@@ -42,7 +42,7 @@ def forward(
 def forward_in_chunks(
     model: GPT | Seq2Seq | RNNSeq2Seq, ids: Ids, split_points: Iterable[int], *, source: SourceIds | None = None
 ) -> Logits:
-    """Process the ids in chunks with a KV cache, or with the state of an RNN."""
+    """Process the ids in chunks, using a KV cache or, for an RNN, the state after the previous chunk."""
     chunks = torch.tensor_split(ids, list(split_points), dim=1)
     if isinstance(model, GPT):
         cache = model.new_cache(batch=ids.shape[0], capacity=ids.shape[1])
@@ -60,7 +60,7 @@ def forward_in_chunks(
 
 
 def forward_packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
-    """Process all texts in one row, with document ids that prevent attention between texts."""
+    """Process all texts in one row, using document ids to prevent attention between texts."""
     lengths = [text.shape[1] for text in texts]
     documents = torch.cat([torch.full((n,), document, device=texts[0].device) for document, n in enumerate(lengths)])[
         None
@@ -69,7 +69,7 @@ def forward_packed(model: GPT | BERT, texts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
-    """Process all texts in one batch, with random ids as padding."""
+    """Process all texts in one batch, using random ids as padding."""
     source = source_attention_mask = None
     right_only = isinstance(model, RNNSeq2Seq)
     ids, attention_mask = _randomly_padded_ids_and_mask(
@@ -87,7 +87,7 @@ def forward_padded(model: Model, examples: Sequence[Example]) -> list[Tensor]:
 def _randomly_padded_ids_and_mask(
     texts: Sequence[Tensor], vocab_size: int, *, right_only: bool
 ) -> tuple[Tensor, Tensor]:
-    """Pad the texts alternately on the right, on both sides and on the left.
+    """Pad the texts with random ids, alternately on the right, on both sides and on the left.
 
     Even the longest text gets two padding columns.
     """

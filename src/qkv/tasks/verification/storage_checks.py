@@ -1,4 +1,4 @@
-"""Checks that saving and reloading a model preserves its weights and outputs."""
+"""Check that saving and reloading a model preserves its weights and outputs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from qkv.weights.state_dict import to_published_state
 
 
 class SaveFormat(NamedTuple):
-    """A file format: the name of the saved file or folder, and the function that writes it."""
+    """A file format, given by the name of the saved file or folder and the function that writes it."""
 
     name: str
     write: Callable[[ModelBundle, Path], object]
@@ -43,9 +43,9 @@ GGUF = SaveFormat("model.gguf", partial(write_gguf, dtype=StorageDType.F32))
 
 
 def max_relative_round_trip_difference(case: VerificationCase, *, save_format: SaveFormat) -> float:
-    """Compare the outputs and all weights after saving and reloading.
+    """Compare the outputs and all weights before and after saving and reloading.
 
-    Outputs are not sufficient because no text uses every weight.
+    Comparing only the outputs would not be sufficient because no text uses every weight.
     """
     reloaded = _reload_and_check_tokenizer(case, save_format).model
     actual, expected = (
@@ -57,7 +57,7 @@ def max_relative_round_trip_difference(case: VerificationCase, *, save_format: S
 
 
 def max_int8_change_in_steps(case: VerificationCase) -> float:
-    """Returns the largest change of a weight, in quantization steps of its row."""
+    """Return the largest change in any weight due to int8 quantization, in quantization steps of the weight's row."""
     reloaded = _reload_and_check_tokenizer(case, INT8)
     before, after = (to_published_state(model, native_name_table(model)) for model in (case.model, reloaded.model))
     rows = [(weight.flatten(1), after[name].flatten(1)) for name, weight in before.items() if weight.dim() > 1]
@@ -66,7 +66,7 @@ def max_int8_change_in_steps(case: VerificationCase) -> float:
 
 
 def relative_rms_change_with_int8(case: VerificationCase) -> float:
-    """Returns the relative RMS change of the outputs. A constant shared by all logits is ignored."""
+    """Return the relative RMS change in the outputs, ignoring any constant added to all logits."""
     output_pairs = (case.compute_eager_outputs(_reload_and_check_tokenizer(case, INT8).model), case.reference_outputs)
     actual, expected = (
         torch.cat([(output - output.mean(-1, keepdim=True)).flatten() for output, *_ in outputs])
@@ -85,7 +85,7 @@ def compare_outputs_with_transformers(case: VerificationCase) -> float:
     library.logging.disable_progress_bar()
     class_name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     model = getattr(library, class_name).from_pretrained(folder, dtype=torch.float32).eval()
-    # Positional arguments: input_ids, attention_mask, decoder_input_ids.
+    # The positional arguments are input_ids, attention_mask and decoder_input_ids.
     inputs = [
         (example.ids,) if example.source is None else (example.source, None, example.ids) for example in case.examples
     ]
@@ -95,7 +95,7 @@ def compare_outputs_with_transformers(case: VerificationCase) -> float:
 
 
 def compare_ctranslate2_log_probs(case: VerificationCase) -> float:
-    """Compare CTranslate2's log-probabilities of the example tokens."""
+    """Compare CTranslate2's log-probabilities of the example tokens with those of the eager implementation."""
     folder, model, loaded = _save_once(case, CT2), case.model, case.loaded
     assert isinstance(model, Seq2Seq)
     assert loaded.tokenizer is not None
@@ -108,7 +108,7 @@ def compare_ctranslate2_log_probs(case: VerificationCase) -> float:
     ]
     targets = [[words[i] for i in example.ids[0, 1:].tolist()] for example in case.examples]
     translator: Any = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    # The last log-probability is for the end token, which the examples do not contain.
+    # The last log-probability belongs to the end token, which the examples do not contain.
     actual_log_probs = [[torch.tensor(score.log_probs[:-1])] for score in translator.score_batch(sources, targets)]
     expected_log_probs = []
     for example, (output,) in zip(case.examples, case.reference_outputs, strict=True):
@@ -119,7 +119,7 @@ def compare_ctranslate2_log_probs(case: VerificationCase) -> float:
 
 
 def compare_resumed_training(case: VerificationCase) -> float:
-    """Compare all weights and optimizer states in the last checkpoints of an interrupted and an uninterrupted run."""
+    """Compare all weights and optimizer states in the final checkpoints of an interrupted and an uninterrupted run."""
     if case.run is None:
         raise NotCheckedError("the model does not belong to a training run that could be resumed")
     if not (case.run / RECIPE_FILE).is_file():
@@ -140,7 +140,7 @@ def compare_resumed_training(case: VerificationCase) -> float:
 
 @torch.enable_grad()
 def _resume_with_constant_lr(prepared: PreparedRun, *, last_step: int) -> None:
-    """Continue training with a constant learning rate, because other schedules depend on the last step.
+    """Resume training with a constant learning rate because other schedules depend on the number of steps.
 
     Evaluation is disabled because it does not affect the weights.
     """
@@ -160,7 +160,10 @@ def _resume_with_constant_lr(prepared: PreparedRun, *, last_step: int) -> None:
 
 
 def _save_once(case: VerificationCase, save_format: SaveFormat) -> Path:
-    """Save the model once per format. A format that cannot represent the model skips the check."""
+    """Save the model unless it was already saved in this format, and return the path.
+
+    If the format cannot represent the model, the check is skipped.
+    """
     target = case.folder / save_format.name
     try:
         if not target.exists():
