@@ -144,7 +144,10 @@ def show_batch(
     batch_size: Annotated[int, typer.Option(min=1, help="Number of rows in the batch.")] = 1,
     seq_len: Annotated[int, typer.Option(min=1, help="Number of tokens per row.")] = 32,
     packed: Annotated[
-        bool, typer.Option("--packed", help="Restrict attention to one document, and print the document of each token.")
+        bool,
+        typer.Option(
+            "--packed", help="Restrict attention to one document, and print which document each token belongs to."
+        ),
     ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksums of all files before printing.")

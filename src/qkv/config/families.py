@@ -202,7 +202,7 @@ class GPTConfig(TransformerConfig):
 
 
 class SentenceEmbedding(Config):
-    """Sentence-embedding settings, which are stored in the same way as by sentence-transformers."""
+    """Sentence-embedding settings, stored in the format of sentence-transformers."""
 
     pooling: Pooling = Pooling.MEAN
     """Method for combining the token states into one vector."""

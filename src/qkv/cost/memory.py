@@ -1,4 +1,4 @@
-"""Estimate the memory of a step by category, and its peak."""
+"""Estimate the peak memory use of a step and its breakdown by category."""
 
 from dataclasses import asdict, dataclass
 

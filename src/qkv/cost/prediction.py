@@ -142,7 +142,7 @@ def _launch_seconds(
     *,
     pass_suffix: Literal["", "_forward", "_gradients"] = "",
 ) -> float:
-    """Return the launch time in seconds of a whole step or a part of a training step.
+    """Return the kernel-launch overhead of a step, or of one part of a training step, in seconds.
 
     The `pass_suffix` is `_forward` for the forward pass or `_gradients` for everything except the update.
     """

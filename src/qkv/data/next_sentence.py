@@ -50,7 +50,7 @@ class SegmentPairSpans:
 
 @dataclass(frozen=True)
 class _SplitSpans:
-    """Spans [start, stop) of at most `max_tokens` tokens, each with the position at which it is split."""
+    """Spans [start, stop) of at most `max_tokens` tokens, each split into two segments at `split`."""
 
     max_tokens: Indices
     document_start: Indices

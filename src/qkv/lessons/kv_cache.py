@@ -87,8 +87,9 @@ def _print_step_costs(costs: list[StepCost]) -> None:
     first, last = costs[0], costs[-1]
     slope = (last.cached_flops - first.cached_flops) // (last.n - first.n)
     fixed = first.cached_flops - slope * first.n
-    print_text(f"""With the cache, step n costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of the
-        products with weight matrices, O(bd²): 24d²L + 2dV = {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}.
+    print_text(f"""With the cache, step n costs {fixed:,} + {slope:,}·n FLOPs. The first number is the cost of
+        multiplying by the weight matrices, O(bd²): 24d²L + 2dV =
+        {24 * d * d * n_layers + 2 * d * GPT_CONFIG.vocab_size:,}.
         The second number is the cost of the scores and weighted sums per key, O(bnd) in total: 4dL =
         {4 * d * n_layers:,}. Without the cache, every step is a full pass, which costs O(bnd² + bn²d).""")
     cached = [fixed + slope * n for n in range(1, 1001)]

@@ -37,7 +37,7 @@ def lesson(seed: int) -> DrawFigure:  # noqa: ARG001 - nothing is random
         {wide.knock_out[0]:+.2f} nats with *wide*. Masking attention to *street* changes the log probability by
         {tired.knock_out[1]:+.2f} nats with *tired* and by {wide.knock_out[1]:+.2f} nats with *wide*.""")
     print_text("""A high attention weight on a word therefore does not prove that the pronoun refers to this word. The
-        knock-out shows which attention the model uses.""")
+        knock-out shows whether the model's predictions depend on attention to this word.""")
     return lambda: plot_view(wide)
 
 

@@ -68,7 +68,7 @@ def lesson(seed: int) -> DrawFigure:
     print_slide_error("""Lecture A multiplies the scores by a 0/1 mask before the softmax (i). A masked score then
         becomes 0 instead of −∞. Because e⁰ = 1, masked keys still receive considerable weight. Lecture E draws an
         element-wise product with −∞ (ii). If a masked score is negative, it becomes +∞, and the softmax of its row is
-        NaN. Both lectures intend the first method, which adds −∞ to the scores of masked keys.""")
+        NaN. What both lectures mean is the first method, which adds −∞ to the scores of masked keys.""")
     _print_output_changes_by_masked_token()
     losses = _train_and_measure_losses(seed)
     _print_training_and_generation_losses(losses)

@@ -172,7 +172,7 @@ def _choose_tokenizer(n_bytes: int) -> tuple[str, int]:
 
 
 def fit_steps_to_time(recipe: Recipe, *, seconds: float, seconds_per_step: float) -> Recipe:
-    """Return the recipe with as many steps as fit into `seconds`."""
+    """Set the number of training steps so that the run takes about `seconds`."""
     return with_steps_and_scaled_intervals(
         recipe, max(MIN_STEPS, steps_in_budget(seconds / seconds_per_step, n_evaluations=11))
     )

@@ -119,7 +119,7 @@ def resume_preparation(folder: Path, *, progress: ProgressBars) -> PreparedRun:
 def fit_run_to_time(
     prepared: PreparedRun, *, device: torch.device, seconds: float, distributed: Distributed = SINGLE_PROCESS
 ) -> PreparedRun:
-    """Return the run with as many steps as fit into `seconds`.
+    """Set the number of steps of a run so that it takes about `seconds`.
 
     The time per step is measured on a temporary model.
     """

@@ -33,7 +33,9 @@ def detect_heads_and_add_remarks(
     marker_tensors: Mapping[EncoderHead, str],
     prefix: str,
 ) -> set[EncoderHead]:
-    """Return the heads of a published model, based on its tensor names if known or else on its config.
+    """Detect which output heads a published model has.
+
+    Uses the tensor names if they are available, and the config otherwise.
 
     The heads in a weights file often differ from those in its config. For each head that appears only in the config, a
     message is added to `published.remarks`. `architectures` maps the name of each `transformers` class to its heads,
