@@ -106,7 +106,7 @@ class TrainingConfig(Config):
         if any(step >= self.steps for step, _ in self.replans):
             raise ConfigError(
                 f"all steps in replans must be less than steps={self.steps}, "
-                f"got replans={[list(replan) for replan in self.replans]}; set replans=[] to discard them"
+                f"got replans={[list(replan) for replan in self.replans]}; set training.replans=[] to discard them"
             )
         if self.ema_decay is not None and self.lora_rank is not None:
             raise ConfigError("ema_decay and lora_rank cannot be combined")
