@@ -131,6 +131,15 @@ def test_shares_of_a_rollout_sum_to_one(family):
         assert (result.source is None) == (stack not in (AttentionStack.DECODER, AttentionStack.CROSS))
 
 
+def test_the_title_of_a_map_names_the_attention_and_what_is_averaged():
+    cache = run_with_cache(example_task("seq2seq").model, example_input("seq2seq"))
+    assert attention_map(cache, AttentionStack.CROSS).title == "cross-attention, mean of all layers and heads"
+    assert attention_map(cache, AttentionStack.CROSS, layer=0).title == "cross-attention, layer 0, mean of all heads"
+    assert attention_map(cache, AttentionStack.DECODER, layer=0, head=1).title == (
+        "decoder self-attention, layer 0, head 1"
+    )
+
+
 def test_merging_subwords_sums_columns_and_averages_rows():
     sequence = TokenizedText(
         text="",

@@ -97,7 +97,9 @@ def merge_subwords(view: AttentionMapView, queries: TokenizedText, keys: Tokeniz
     columns, column_labels = _token_to_word_membership(keys)
     weights = view.weights @ columns.to(view.weights)
     weights = (rows.to(weights) / rows.sum(0).to(weights)).T @ weights
-    return replace(view, weights=weights, queries=row_labels, keys=column_labels, title=f"{view.title}, words")
+    return replace(
+        view, weights=weights, queries=row_labels, keys=column_labels, title=f"{view.title}, subwords merged"
+    )
 
 
 def refine_map(
@@ -111,7 +113,7 @@ def refine_map(
     """Remove the attention sinks if `keep_sink` is false, and merge subwords into words if `merge_words` is true."""
     if not keep_sink:
         remaining = remove_sink(view.weights, sink_mask(keys))
-        view = replace(view, weights=remaining, title=f"{view.title}, without the sink", is_share=True)
+        view = replace(view, weights=remaining, title=f"{view.title}, without attention sinks", is_share=True)
     return merge_subwords(view, queries, keys) if merge_words else view
 
 
@@ -147,6 +149,14 @@ def select_head(weights: Float[Tensor, "head query key"], head: int | None) -> A
 
 
 def _attention_map_title(stack: AttentionStack, layer: int | None, head: int | None) -> str:
+    names = {
+        AttentionStack.SELF: "self-attention",
+        AttentionStack.ENCODER: "encoder self-attention",
+        AttentionStack.DECODER: "decoder self-attention",
+        AttentionStack.CROSS: "cross-attention",
+    }
+    if layer is None and head is None:
+        return f"{names[stack]}, mean of all layers and heads"
     layer_text = "mean of all layers" if layer is None else f"layer {layer}"
     head_text = "mean of all heads" if head is None else f"head {head}"
-    return f"{stack}: {layer_text}, {head_text}"
+    return f"{names[stack]}, {layer_text}, {head_text}"

@@ -240,16 +240,14 @@ class KVCache:
                     f"but the source passed now has shape {shape[0]} × {shape[1]}"
                 )
             previous = self._source_states
-            if previous is None or previous is states or previous.shape != states.shape:
-                is_different = False
-            else:
+            if previous is not None and previous is not states and previous.shape == states.shape:
+                # On a GPU, comparing the values would wait for the device. A compiled graph cannot branch on them.
                 can_compare = states.device.type == "cpu" and not torch.compiler.is_compiling()
-                is_different = can_compare and not torch.equal(previous, states)
-            if is_different:
-                raise KVCacheError(
-                    f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
-                    "create a new cache for each source"
-                )
+                if can_compare and not torch.equal(previous, states):
+                    raise KVCacheError(
+                        f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
+                        "create a new cache for each source"
+                    )
         self._source_states = states
 
     def reorder(
