@@ -11,11 +11,11 @@ import torch
 from benchmarks import machine
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.files import load_config
 from qkv.cost import Mode, Precision, Workload, compare_attention_with_rnn_costs, count_parameters
 from qkv.generation import translate
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.training.benchmark_steps import Step, build_loss_and_backward_step, build_random_model

@@ -6,9 +6,9 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.beam_workload import END, PAD, TranslateFunction, Workload, serve_translation
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import BeamConfig
 from qkv.generation import translate
-from qkv.generation.prepacked_weights import prepack_weights
 
 
 def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dict[str, str]]:

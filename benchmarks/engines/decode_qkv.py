@@ -4,9 +4,9 @@ from typing import Any
 
 import qkv
 from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import SamplingConfig
 from qkv.generation import generate
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.weights.int8_storage import quantize_linears_to_int8
 
 

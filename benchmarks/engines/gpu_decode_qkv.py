@@ -7,9 +7,9 @@ import torch
 import qkv
 from benchmarks.engines.decode_workload import GenerateFunction
 from benchmarks.engines.gpu_decode_workload import Workload, serve_gpu_decoding
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import SamplingConfig
 from qkv.generation import generate
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
 
 GREEDY = SamplingConfig(temperature=0)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.gpu_encode_workload import Encoder, Workload, serve_encoding
+from qkv.accel.cuda.packed_encoder import PackedEncoder, pack_by_length
 from qkv.models import BERT, build
-from qkv.tasks.packed_encoder import PackedEncoder, pack_by_length
 from qkv.weights import config_from_published, load_published_weights
 
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import qkv
+from qkv.accel.cpu.decode_buffers import BufferedNorm, DecodeBuffers
+from qkv.accel.cpu.decode_engine import create_cpu_decode_engine, supports_cpu_decode_engine
+from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE, MIN_PADDED_SIZE, ConcatenatedLinear, prepack_weights
 from qkv.config import GPTConfig, SamplingConfig
 from qkv.generation import GPTDecoder, beam_generate, generate
-from qkv.generation.cpu_decode_engine import create_cpu_decode_engine, supports_cpu_decode_engine
-from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers
-from qkv.generation.prepacked_weights import MIN_ONEDNN_SIZE, MIN_PADDED_SIZE, ConcatenatedLinear, prepack_weights
 from qkv.inspection import record
 from qkv.nn import HeadConfig, RMSNorm
 from tests.agreement.model_strategies import VOCABULARY, build_random_model, gpts, seeds

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import settings as trying
 
+from qkv.accel.cpu.encoder import create_cpu_encoder
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.choices import Activation
 from qkv.config import BERTConfig
-from qkv.generation.cpu_encoder import create_cpu_encoder
-from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.inspection import record
 from tests.agreement.model_strategies import VOCABULARY, berts, build_random_model, seeds
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import qkv
+from qkv.accel.cpu.decode_engine import supports_cpu_decode_engine
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
 from qkv.data import read_documents
 from qkv.errors import InputError
 from qkv.generation import generate, translate
-from qkv.generation.cpu_decode_engine import supports_cpu_decode_engine
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import build
 from qkv.nn import Int8Linear
 from qkv.weights.int8_storage import quantize_linears_to_int8

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.choices import CellKind, RNNAttentionScore
 from qkv.config import BeamConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
 from qkv.errors import ContextLengthError, InputError
@@ -22,7 +23,6 @@ from qkv.generation import (
     greedy_translate_without_cache,
 )
 from qkv.generation import translate as translate_ids
-from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from tests.agreement.model_strategies import build_random_model
 from tests.generation.test_beam import brute_force, penalties
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
 from qkv.cost.optimizer_update import ParametersByOptimizer, split_device_parameters_by_optimizer
@@ -22,7 +23,6 @@ from qkv.data.pair_split import connected_components
 from qkv.data.token_batches import TokenBatch, _split_inputs_and_targets
 from qkv.generation.beam import _SequenceBeams
 from qkv.generation.decoder import GPTDecoder
-from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.generation.sampling import _keep_until_cumulative
 from qkv.generation.stop_conditions import StopStringFilter
 from qkv.inspection.hooks import mask_attention

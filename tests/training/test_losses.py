@@ -67,7 +67,7 @@ def reference_kernel(logits, targets, vocab_size, smoothing, *, compute_gradient
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_loss_with_the_triton_kernel_equals_the_full_loss(chunk, smoothing, bias, monkeypatch):
     monkeypatch.setitem(
-        sys.modules, "qkv.training.loss_kernel", SimpleNamespace(cross_entropy_per_row_inplace=reference_kernel)
+        sys.modules, "qkv.accel.cuda.loss_kernel", SimpleNamespace(cross_entropy_per_row_inplace=reference_kernel)
     )
     unembedding = Unembedding(VOCAB_SIZE, D_MODEL, bias=bias)
     if unembedding.bias is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,12 +11,13 @@ from torch import Tensor
 from qkv.config import BeamConfig
 from qkv.errors import InputError, WeightsError
 from qkv.generation.constraints import TermConstraints, allocate_beams
-from qkv.generation.cpu_decode_engine import create_cpu_decode_engine
 from qkv.generation.decoder import Decoder, GPTDecoder
-from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit, new_sequences
 from qkv.models import GPT
+
+if TYPE_CHECKING:
+    from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 
 NO_IDS: frozenset[int] = frozenset()
 IMPOSSIBLE = float("-inf")
@@ -42,7 +44,7 @@ def beam_generate(
     max_new: int,
     beam: BeamConfig,
     stop_ids: frozenset[int] = NO_IDS,
-    prepacked: PrepackedWeights | None = None,
+    prepacked: "PrepackedWeights | None" = None,
 ) -> list[list[Hypothesis]]:
     """Continue each prompt with beam search and return the `beam.n_best` hypotheses for each prompt, best first.
 
@@ -51,7 +53,16 @@ def beam_generate(
     sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
     capacity = max(len(sequence.prompt) + sequence.limit.max_new_tokens - 1 for sequence in sequences)
     with torch.inference_mode():
-        engine = create_cpu_decode_engine(model, prepacked or prepack_weights(model), capacity=capacity)
+        engine = (
+            __import__("importlib")
+            .import_module("qkv.accel.cpu.decode_engine")
+            .create_cpu_decode_engine(
+                model,
+                prepacked
+                or __import__("importlib").import_module("qkv.accel.cpu.prepacked_weights").prepack_weights(model),
+                capacity=capacity,
+            )
+        )
         decoder = GPTDecoder(model, batch=len(sequences), capacity=capacity, cpu_engine=engine)
         logits = decoder.prefill(prompts)
     return beam_search(decoder, logits, [sequence.limit for sequence in sequences], beam=beam, stop_ids=stop_ids)

@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.generation.cpu_decode_engine import CPUDecodeEngine
-from qkv.generation.cuda_decode_step import CUDADecodeStep
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.rnn import RNNSource
@@ -48,8 +46,8 @@ class GPTDecoder:
         *,
         batch: int,
         capacity: int,
-        cpu_engine: CPUDecodeEngine | None = None,
-        cuda_step: CUDADecodeStep | None = None,
+        cpu_engine: "CPUDecodeEngine | None" = None,
+        cuda_step: "CUDADecodeStep | None" = None,
     ) -> None:
         """Create a decoder. If passed, `cpu_engine` or `cuda_step` replaces the eager implementation.
 
@@ -95,7 +93,7 @@ class Seq2SeqDecoder:
     """Decoder for an encoder–decoder Transformer. All rows of a sequence share its encoded source without copies."""
 
     def __init__(
-        self, model: Seq2Seq, source: Source, *, capacity: int, cpu_engine: CPUDecodeEngine | None = None
+        self, model: Seq2Seq, source: Source, *, capacity: int, cpu_engine: "CPUDecodeEngine | None" = None
     ) -> None:
         """Create a decoder. If passed, `cpu_engine` replaces the eager implementation."""
         self._model = model
@@ -140,7 +138,7 @@ def encode_sources(
     sources: Sequence[Sequence[int]],
     *,
     capacity: int,
-    cpu_engine: CPUDecodeEngine | None = None,
+    cpu_engine: "CPUDecodeEngine | None" = None,
 ) -> Decoder:
     """Encode source sequences of any lengths and return a decoder that has not yet read a target token.
 

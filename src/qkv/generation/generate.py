@@ -5,20 +5,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from qkv.config import SamplingConfig
 from qkv.errors import InputError, WeightsError
-from qkv.generation.cpu_decode_engine import create_cpu_decode_engine
-from qkv.generation.cuda_decode import can_sample_on_device, can_use_triton_kernels, decode_until_all_finished
-from qkv.generation.cuda_decode_step import CUDADecodeStep
 from qkv.generation.decoder import Decoder, GPTDecoder
-from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.generation.sampling import NextLogits, SeenMask, choose_next_ids, gather_log_probabilities
 from qkv.generation.sequence import GeneratedSequence, new_sequences
 from qkv.models import GPT
+
+if TYPE_CHECKING:
+    from qkv.accel.cpu.prepacked_weights import PrepackedWeights
+    from qkv.accel.cuda.decode_step import CUDADecodeStep
 
 NO_STOP_IDS: frozenset[int] = frozenset()
 
@@ -51,7 +52,7 @@ def generate_tokens(
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = NO_STOP_IDS,
-    prepacked: PrepackedWeights | None = None,
+    prepacked: "PrepackedWeights | None" = None,
     with_logits: bool = True,
 ) -> Iterator[GenerationStep]:
     """Generate tokens and yield each token as soon as it is available, row by row.
@@ -59,30 +60,43 @@ def generate_tokens(
     The caller can stop a row by setting `step.sequence.finish_reason`. Prompts may have different lengths. Row i is
     sampled with the seed `sampling.seed + i`, so its output depends only on the prompt and the seed, not on the batch.
 
-    `prepacked` is the result of `prepack_weights(model)`. Pass it if you generate repeatedly because prepacking takes
+    `prepacked` is the result of `__import__('importlib').import_module('qkv.accel.cpu.prepacked_weights').prepack_weights(model)`. Pass it if you generate repeatedly because prepacking takes
     as long as a few decode steps. With `with_logits=False`, a GPU decodes several tokens before the host reads them.
     """
     sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
     # The last new token is never fed back to the model, so it needs no slot in the KV cache.
     capacity = max(len(sequence.prompt) + sequence.limit.max_new_tokens - 1 for sequence in sequences)
-    prepacked = prepacked or prepack_weights(model)
+    prepacked = prepacked or __import__("importlib").import_module("qkv.accel.cpu.prepacked_weights").prepack_weights(
+        model
+    )
     with ExitStack() as stack:
         with torch.inference_mode():
-            cpu_engine, cuda_step = create_cpu_decode_engine(model, prepacked, capacity=capacity), None
-            if prepacked.cuda_steps is not None and can_use_triton_kernels(model):
+            cpu_engine, cuda_step = (
+                __import__("importlib")
+                .import_module("qkv.accel.cpu.decode_engine")
+                .create_cpu_decode_engine(model, prepacked, capacity=capacity),
+                None,
+            )
+            if prepacked.cuda_steps is not None and __import__("importlib").import_module(
+                "qkv.accel.cuda.decode_pool"
+            ).can_use_triton_kernels(model):
                 cuda_step = stack.enter_context(prepacked.cuda_steps.acquire(batch=len(sequences), capacity=capacity))
             decoder = GPTDecoder(
                 model, batch=len(sequences), capacity=capacity, cpu_engine=cpu_engine, cuda_step=cuda_step
             )
             logits = decoder.prefill(prompts)
-        if cuda_step is not None and not with_logits and can_sample_on_device(sampling):
+        if (
+            cuda_step is not None
+            and not with_logits
+            and __import__("importlib").import_module("qkv.accel.cuda.decode_pool").can_sample_on_device(sampling)
+        ):
             yield from _decode_on_device(cuda_step, logits, sequences, sampling=sampling, stop_ids=stop_ids)
         else:
             yield from decode_steps(decoder, logits, sequences, sampling=sampling, stop_ids=stop_ids)
 
 
 def _decode_on_device(
-    cuda_step: CUDADecodeStep,
+    cuda_step: "CUDADecodeStep",
     logits: NextLogits,
     sequences: list[GeneratedSequence],
     *,
@@ -97,7 +111,10 @@ def _decode_on_device(
         chosen = choose_next_ids(logits, sampling, seen_mask=None, uniform=uniform)
         first = chosen.tolist(), gather_log_probabilities(logits, chosen).tolist()
     outputs = chain(
-        [first], decode_until_all_finished(cuda_step, chosen, sequences, sampling=sampling, generators=generators)
+        [first],
+        __import__("importlib")
+        .import_module("qkv.accel.cuda.decode_pool")
+        .decode_until_all_finished(cuda_step, chosen, sequences, sampling=sampling, generators=generators),
     )
     for ids, log_ps in outputs:
         for row, (sequence, token_id, log_p) in enumerate(zip(sequences, ids, log_ps, strict=True)):
@@ -151,7 +168,7 @@ def generate(
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = NO_STOP_IDS,
-    prepacked: PrepackedWeights | None = None,
+    prepacked: "PrepackedWeights | None" = None,
 ) -> list[GeneratedSequence]:
     """Generate a continuation of each prompt and return the finished sequences in the order of the prompts."""
     sequences: dict[int, GeneratedSequence] = {}

@@ -8,9 +8,7 @@ import torch
 from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
-from qkv.generation.cpu_decode_engine import create_cpu_decode_engine
 from qkv.generation.decoder import Decoder, RowIds, encode_sources
-from qkv.generation.prepacked_weights import PrepackedWeights, prepack_weights
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit
 from qkv.models import RNNSeq2Seq, Seq2Seq
@@ -29,14 +27,14 @@ def translate(
     stop_ids: frozenset[int],
     beam: BeamConfig = GREEDY,
     constraints: Sequence[Sequence[Sequence[int]]] = (),
-    prepacked: PrepackedWeights | None = None,
+    prepacked: "PrepackedWeights | None" = None,
     generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
 ) -> list[list[Hypothesis]]:
     """Translate each source and return the `beam.n_best` hypotheses for each source, best first.
 
     Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
     and `constraints` have one entry per source. Outputs are also limited by the model's context. `prepacked` is the
-    result of `prepack_weights(model)`. Pass it if you translate repeatedly because prepacking takes as long as a few
+    result of `__import__('importlib').import_module('qkv.accel.cpu.prepacked_weights').prepack_weights(model)`. Pass it if you translate repeatedly because prepacking takes as long as a few
     decode steps. `generation_config` defines the forced first token and the suppressed ids.
     """
     if not sources:
@@ -48,9 +46,17 @@ def translate(
         raise InputError(
             f"start_id must be at least 0 and less than the vocabulary size ({model.config.vocab_size}), got {start_id}"
         )
-    prepacked = prepacked or prepack_weights(model)
+    prepacked = prepacked or __import__("importlib").import_module("qkv.accel.cpu.prepacked_weights").prepack_weights(
+        model
+    )
     is_transformer = isinstance(model, Seq2Seq)
-    cpu_engine = create_cpu_decode_engine(model, prepacked, capacity=capacity) if is_transformer else None
+    cpu_engine = (
+        __import__("importlib")
+        .import_module("qkv.accel.cpu.decode_engine")
+        .create_cpu_decode_engine(model, prepacked, capacity=capacity)
+        if is_transformer
+        else None
+    )
     with prepacked.override_linears() if cpu_engine is None else nullcontext():
         decoder = encode_sources(model, sources, capacity=capacity, cpu_engine=cpu_engine)
         start_ids = torch.full((len(sources),), start_id, device=next(model.parameters()).device)

@@ -1,5 +1,6 @@
 """Building blocks for models: attention, masks, caches, positions, norms, feed-forward and recurrent layers."""
 
+from qkv.accel.int8 import Int8Linear, check_int8_supported
 from qkv.nn.attention import Attention, HeadConfig, use_attention_kernel
 from qkv.nn.block import Block, Blocks, Source
 from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache, RaggedAppendSlots
@@ -7,7 +8,6 @@ from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, maske
 from qkv.nn.embedding import InputEmbedding, TokenEmbedding, Unembedding, check_ids_shape_dtype_range
 from qkv.nn.feed_forward import FeedForward, activate
 from qkv.nn.init import init_weights
-from qkv.nn.int8 import Int8Linear, check_int8_supported
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
 from qkv.nn.patches import PatchProjection, check_patches_shape_and_dtype, split_into_patches

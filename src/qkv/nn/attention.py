@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.accel.cuda.fused_autograd import fused_qkv_linear_bf16, is_compiling_cuda_bf16_autocast_training
 from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, LayerSourceCache
 from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
-from qkv.nn.fused_autograd import fused_qkv_linear_bf16, is_compiling_cuda_bf16_autocast_training
 from qkv.nn.mask import Mask
 from qkv.nn.relative_positions import PositionInfo
 from qkv.nn.tap import Tap, has_hooks_or_is_active_tap

@@ -6,12 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qkv.accel.cuda.fused_autograd import (
+    is_compiling_cuda_bf16_autocast_training,
+    residual_and_bf16_norm_fused_backward,
+)
 from qkv.choices import NormPosition
 from qkv.errors import ConfigError, KVCacheError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.fused_autograd import is_compiling_cuda_bf16_autocast_training, residual_and_bf16_norm_fused_backward
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.accel.cuda.compile_checks import is_compiled_for_inference
 from qkv.choices import AttentionKernel
 from qkv.errors import ShapeError
-from qkv.nn.compile_checks import is_compiled_for_inference
 from qkv.nn.mask import Mask
 from qkv.tensors import AttentionWeights, HeadOutputs, Keys, Queries, QueryPositions, ScoreBias, Scores, Values
 
@@ -174,7 +174,7 @@ def _varlen_attention(inputs: AttentionInputs) -> HeadOutputs:
     can_be_short = max_seqlen <= MAX_SHORT_SEQLEN and queries.shape[-1] in (16, 32, 64, 128)
     if can_be_short and is_compiled_for_inference(queries):
         # Imported here because Triton is not available on machines without a GPU.
-        from qkv.nn.varlen_kernel import short_varlen_attention
+        from qkv.accel.cuda.varlen_kernel import short_varlen_attention
 
         return short_varlen_attention(queries, keys, values, cu_seqlens, max_seqlen).transpose(0, 1)[None]
     from torch.nn.attention.varlen import varlen_attn

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.accel.int8 import Int8Linear
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.nn.int8 import Int8Linear
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.patches import PatchProjection
 from qkv.nn.positions import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.accel.cuda.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
+from qkv.accel.cuda.fused_autograd import is_compiling_cuda_bf16_autocast_training, linear_fused_bias_gelu
 from qkv.choices import Activation
-from qkv.nn.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
-from qkv.nn.fused_autograd import is_compiling_cuda_bf16_autocast_training, linear_fused_bias_gelu
 from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
 from qkv.tensors import Residual
 
@@ -90,7 +90,7 @@ class FeedForward(nn.Module):
                 return linear_fused_bias_gelu(x, up_proj.weight, up_proj.bias)
             if should_fuse_linear_gelu_for_inference(x, up_proj.weight):
                 # Imported here because Triton is installed only with CUDA builds of PyTorch.
-                from qkv.nn.linear_gelu_kernel import fused_linear_gelu
+                from qkv.accel.cuda.linear_gelu_kernel import fused_linear_gelu
 
                 return fused_linear_gelu(x, up_proj.weight, up_proj.bias)
         return activate(up_proj(x), self.activation)

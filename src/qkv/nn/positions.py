@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.accel.cuda.materialize import materialize_under_compile
 from qkv.choices import SinusoidStyle
 from qkv.errors import ConfigError, ContextLengthError
-from qkv.nn.materialize import materialize_under_compile
 from qkv.tensors import Positions, Residual
 
 

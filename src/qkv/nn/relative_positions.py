@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qkv.accel.cuda.materialize import materialize_under_compile
 from qkv.errors import ConfigError
-from qkv.nn.materialize import materialize_under_compile
 from qkv.tensors import KeyPositions, QueryPositions, ScoreBias
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from qkv.accel.cpu.encoder import create_cpu_encoder
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
+from qkv.accel.cuda.packed_encoder import PackedEncoder, TokenRows, pack_by_length, supports_varlen_attention
 from qkv.errors import InputError
-from qkv.generation.cpu_encoder import create_cpu_encoder
 from qkv.generation.decoder import right_pad_sequences
-from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
 from qkv.tasks.batches import batch_by_length
-from qkv.tasks.packed_encoder import PackedEncoder, TokenRows, pack_by_length, supports_varlen_attention
 from qkv.tensors import AttentionMask, Ids, Residual
 
 ENCODER_BATCH_TOKENS = {"cpu": 512}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.choices import SpecialToken
 from qkv.config import BeamConfig, SamplingConfig
 from qkv.errors import InputError
@@ -16,7 +17,6 @@ from qkv.generation import (
     beam_generate,
     generate_tokens,
 )
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.models import GPT
 from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.log_likelihood import document_nll_sums

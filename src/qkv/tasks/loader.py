@@ -69,7 +69,7 @@ def load(
 ) -> Task:
     """Load a model with its tokenizer as a task: `qkv.load("stories").generate("Once upon a time")`.
 
-    `int8` quantizes the model for faster but slightly less accurate inference on x86 CPUs (`qkv.nn.int8`). `device` is
+    `int8` quantizes the model for faster but slightly less accurate inference on x86 CPUs (`qkv.accel.int8`). `device` is
     `cpu`, `cuda` or `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU.
     """
     torch_device = require_cpu_for_int8(device) if int8 else resolve_device(device)

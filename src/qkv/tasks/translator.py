@@ -5,12 +5,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import overload
 
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.choices import SpecialToken
 from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import FinishReason, Hypothesis
 from qkv.generation import translate as translate_ids
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.generation.stop_conditions import truncate_repetition
 from qkv.inspection.alignment import CrossAttention, compute_cross_attention
 from qkv.inspection.short_repr import ShortRepr

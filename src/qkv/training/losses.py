@@ -120,7 +120,7 @@ class _ChunkedLossSumTriton(torch.autograd.Function):
         chunk: int,
         smoothing: float,
     ) -> Tensor:
-        from qkv.training.loss_kernel import cross_entropy_per_row_inplace
+        from qkv.accel.cuda.loss_kernel import cross_entropy_per_row_inplace
 
         needs_gradient, vocab_size, dtype = any(ctx.needs_input_grad[:3]), len(weight), _matmul_dtype(states)
         n_padding = -vocab_size % VOCAB_MULTIPLE

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.accel.cpu.onednn_linear import use_onednn_if_supported
+from qkv.accel.cuda.graph_step import CUDAGraphStep, can_capture
 from qkv.config import TrainingConfig
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
 from qkv.training.async_metrics import PendingMetrics, StepMetrics, StepOutput, copy_to_host_async, pin_batch
-from qkv.training.cuda_graph_step import CUDAGraphStep, can_capture
 from qkv.training.distributed import SINGLE_PROCESS, Distributed, IsCounted
 from qkv.training.ema import EMA
 from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_progress_after_evaluation
@@ -23,7 +24,6 @@ from qkv.training.family import TrainingData
 from qkv.training.finite_check import describe_first_nonfinite_tensor, describe_nonfinite_weight
 from qkv.training.gradient_accumulation import accumulate_gradients
 from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, TrainingBatch
-from qkv.training.onednn_linear import use_onednn_if_supported
 from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_step_if
 from qkv.training.run_folder import RunFolder, TrainingProgress, describe_environment, load_progress
 from qkv.training.schedule import learning_rate

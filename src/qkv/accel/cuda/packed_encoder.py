@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.generation.cuda_decode_forward import power_of_two
+from qkv.accel.cuda.decode_forward import power_of_two
 from qkv.models import BERT
 from qkv.nn import Varlen
 from qkv.tensors import Residual

@@ -23,7 +23,7 @@ def is_compiling_cuda_bf16_autocast_training(x: Tensor) -> bool:
 
 def linear_fused_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute GELU(x·Wᵀ + b). The GELU kernel also adds the bias and, in the backward pass, sums the bias gradient."""
-    from qkv.nn.fused_autograd_kernels import biased_gelu_forward
+    from qkv.accel.cuda.fused_autograd_kernels import biased_gelu_forward
 
     return biased_gelu_forward(F.linear(x, weight), bias)
 
@@ -70,7 +70,7 @@ class _ResidualAndBF16NormFusedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        from qkv.nn.norm_backward_kernel import norm_residual_backward_partial_sums
+        from qkv.accel.cuda.norm_backward_kernel import norm_residual_backward_partial_sums
 
         grad_residual, grad_normed = grad_outputs
         x, weight, mean, scale = ctx.saved_tensors
@@ -89,7 +89,7 @@ class _FusedQKVLinearBF16(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        from qkv.nn.fused_autograd_kernels import concat_with_partial_column_sums
+        from qkv.accel.cuda.fused_autograd_kernels import concat_with_partial_column_sums
 
         x, weight = ctx.saved_tensors
         first, second, third = (grad.flatten(0, 1) for grad in grad_outputs)

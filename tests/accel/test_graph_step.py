@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from qkv.accel.cpu import onednn_linear
+from qkv.accel.cuda.graph_step import CUDAGraphStep, can_capture
 from qkv.choices import OptimizerKind
 from qkv.config import TrainingConfig
 from qkv.errors import TrainingError
-from qkv.training import onednn_linear, open_run
-from qkv.training.cuda_graph_step import CUDAGraphStep, can_capture
+from qkv.training import open_run
 from qkv.training.objectives import LossOutput, SplitObjective
 from qkv.training.optimizer import build_optimizers, set_learning_rate
 from tests.training.runs import build_cpu_trainer, checkpoint_contents, logged_metrics, train_until_signal

@@ -369,11 +369,11 @@ def _choose_n_splits(n_blocks: int, n_heads: int) -> int:
 
 def _batch_kernels() -> Any:  # noqa: ANN401 - Triton's kernels have no static type
     """Import the kernels on first use because only torch builds for GPUs include Triton."""
-    return import_module("qkv.generation.triton_batch_kernels")
+    return import_module("qkv.accel.cuda.triton_batch_kernels")
 
 
 def _row_kernels() -> Any:  # noqa: ANN401 - see above
-    return import_module("qkv.generation.triton_row_kernels")
+    return import_module("qkv.accel.cuda.triton_row_kernels")
 
 
 def power_of_two(n: int) -> int:

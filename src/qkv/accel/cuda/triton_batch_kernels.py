@@ -11,7 +11,7 @@ import triton
 from triton import language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from qkv.generation.triton_functions import (
+from qkv.accel.cuda.triton_functions import (
     apply_activation,
     attend_to_split,
     embed_token,

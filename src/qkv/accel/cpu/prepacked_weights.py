@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.accel.cpu.huge_pages import contiguous_in_huge_pages
+from qkv.accel.cuda.decode_pool import CUDADecodeStepPool, tensor_version
 from qkv.choices import Activation
-from qkv.generation.cuda_decode import CUDADecodeStepPool, tensor_version
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding, activate
-from qkv.nn.huge_pages import contiguous_in_huge_pages
 
 MIN_BLOCKED_SIZE = 2**15
 """Matrix size in elements from which a single row is multiplied by column blocks rather than the full matrix."""

@@ -11,8 +11,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE, override_forward
 from qkv.config import TrainingConfig
-from qkv.generation.prepacked_weights import MIN_ONEDNN_SIZE, override_forward
 from qkv.models import GPT
 from qkv.nn import Unembedding
 from qkv.training.objectives import LossOutput, Objective, uses_bfloat16

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qkv.nn.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
+from qkv.accel.cuda.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
 
 
 class OnGPU(torch.Tensor):

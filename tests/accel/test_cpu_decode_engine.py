@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.accel.cpu.decode_engine import CPUDecodeEngine, supports_cpu_decode_engine
+from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.choices import AttentionKernel
 from qkv.config import BeamConfig, Seq2SeqConfig
 from qkv.errors import InputError
 from qkv.generation import translate
-from qkv.generation.cpu_decode_engine import CPUDecodeEngine, supports_cpu_decode_engine
 from qkv.generation.decoder import Seq2SeqDecoder, encode_sources
-from qkv.generation.prepacked_weights import prepack_weights
 from qkv.inspection import record
 from qkv.nn import use_attention_kernel
 from tests.agreement.model_strategies import build_random_model

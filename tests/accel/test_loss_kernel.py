@@ -13,7 +13,7 @@ pytestmark = TRITON_INTERPRETER_MARKS
 @pytest.mark.parametrize("vocab_size", [37, 64, 101])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_losses_and_gradients_match_cross_entropy(vocab_size, smoothing, monkeypatch):
-    from qkv.training import loss_kernel
+    from qkv.accel.cuda import loss_kernel
 
     monkeypatch.setattr(loss_kernel, "BLOCK", 32)
     generator = torch.Generator().manual_seed(3)

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from qkv.accel.cpu import onednn_linear
 from qkv.choices import ScheduleKind
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data.token_batches import TokenBatch
 from qkv.models import GPT
-from qkv.training import Trainer, TrainingData, onednn_linear
+from qkv.training import Trainer, TrainingData
 from qkv.training.activation_checkpoint import enable_activation_checkpointing
 from qkv.training.gpt import next_token_objective
 from qkv.training.run_folder import RunFolder

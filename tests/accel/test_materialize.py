@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from qkv.accel.cuda.materialize import materialize_under_compile
 from qkv.choices import PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from qkv.nn.materialize import materialize_under_compile
 
 pytestmark = [
     pytest.mark.compiled,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.accel.cpu.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAngles
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.choices import AttentionKernel, HeadCombination, NormPosition
-from qkv.generation.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAngles
-from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
     Attention,

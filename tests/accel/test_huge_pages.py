@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.nn import huge_pages
-from qkv.nn.huge_pages import HUGE_PAGE_BYTES, contiguous_in_huge_pages
+from qkv.accel.cpu import huge_pages
+from qkv.accel.cpu.huge_pages import HUGE_PAGE_BYTES, contiguous_in_huge_pages
 
 ROLLUP = Path("/proc/self/smaps_rollup")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from triton import language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from qkv.nn.compile_checks import TILE
-from qkv.nn.fused_autograd_kernels import gelu
+from qkv.accel.cuda.compile_checks import TILE
+from qkv.accel.cuda.fused_autograd_kernels import gelu
 
 DEPTH, WARPS, STAGES, GROUP = 64, 4, 3, 8
 """Kernel settings that were the fastest of 15 configurations measured on an H200.

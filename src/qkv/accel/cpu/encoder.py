@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.accel.cpu.decode_engine import as_linear, has_supported_attention_and_linears
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.choices import NormPosition
-from qkv.generation.cpu_decode_engine import as_linear, has_supported_attention_and_linears
-from qkv.generation.prepacked_weights import PrepackedWeights
 from qkv.models import BERT
 from qkv.models.inputs import check_length, position_ids_reserving_cache
 from qkv.nn import Block

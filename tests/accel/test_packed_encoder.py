@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.accel.cuda.packed_encoder import PackedEncoder, pack_by_length, supports_varlen_attention
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError
 from qkv.models import BERT
 from qkv.nn import Varlen
 from qkv.tasks import packed_encoder
 from qkv.tasks.batch_encoder import BERTBatchEncoder
-from qkv.tasks.packed_encoder import PackedEncoder, pack_by_length, supports_varlen_attention
 
 N_WORDS, LONGEST = 31, 13
 

@@ -10,8 +10,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from qkv.config import SamplingConfig
-from qkv.generation.cuda_decode_forward import (
+from qkv.accel.cuda.decode_forward import (
     BatchForward,
     KernelWeights,
     SingleRowForward,
@@ -19,6 +18,7 @@ from qkv.generation.cuda_decode_forward import (
     position_tables,
     power_of_two,
 )
+from qkv.config import SamplingConfig
 from qkv.generation.sampling import choose_next_ids, gather_log_probabilities
 from qkv.models import GPT
 
@@ -125,7 +125,7 @@ class CUDADecodeStep:
         # Finished rows continue to decode. Their position is clamped so that they do not write beyond the cache.
         last_position = self.cache.capacity - 1
         if sampling.temperature == 0:
-            kernels = import_module("qkv.generation.triton_batch_kernels")
+            kernels = import_module("qkv.accel.cuda.triton_batch_kernels")
             kernels.argmax_blocks_kernel[(rows, n_blocks)](
                 self.logits,
                 self._block_max,

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.choices import Activation
-from qkv.generation.prepacked_weights import (
+from qkv.accel.cpu.prepacked_weights import (
     BLOCK_COLUMNS,
     MIN_BLOCKED_SIZE,
     MIN_ONEDNN_SIZE,
@@ -17,6 +16,7 @@ from qkv.generation.prepacked_weights import (
     PackedInt8Linear,
     PrepackedWeights,
 )
+from qkv.choices import Activation
 from qkv.nn import Int8Linear, activate
 
 SHAPES = {

@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from qkv.accel.cuda.fused_autograd import (
+    is_compiling_cuda_bf16_autocast_training,
+    residual_and_bf16_norm_fused_backward,
+)
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
 from qkv.nn import LayerNorm, RMSNorm, attention, block, embedding, feed_forward
-from qkv.nn.fused_autograd import is_compiling_cuda_bf16_autocast_training, residual_and_bf16_norm_fused_backward
 from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
 pytestmark = TRITON_INTERPRETER_MARKS

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from qkv.accel.cuda.packed_encoder import PackedEncoder
 from qkv.config import BERTConfig
 from qkv.models import BERT
 from qkv.nn import dot_product_attention
-from qkv.tasks.packed_encoder import PackedEncoder
 from tests.triton_marks import TRITON_INTERPRETER_MARKS
 
 pytestmark = TRITON_INTERPRETER_MARKS

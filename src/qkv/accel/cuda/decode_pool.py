@@ -9,10 +9,10 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
+from qkv.accel.cuda.decode_forward import KernelWeights
+from qkv.accel.cuda.decode_step import TOKENS_PER_SYNC, CUDADecodeStep
 from qkv.choices import AttentionKernel, HeadCombination, NormPosition
 from qkv.config import SamplingConfig
-from qkv.generation.cuda_decode_forward import KernelWeights
-from qkv.generation.cuda_decode_step import TOKENS_PER_SYNC, CUDADecodeStep
 from qkv.generation.sequence import GeneratedSequence
 from qkv.models import GPT
 from qkv.nn import (

@@ -5,10 +5,13 @@ from importlib import import_module
 import pytest
 import torch
 
+from qkv.accel.cpu.prepacked_weights import prepack_weights
+from qkv.accel.cuda import decode_forward as cuda_decode_forward
+from qkv.accel.cuda import decode_pool as cuda_decode
+from qkv.accel.cuda import decode_step as cuda_decode_step
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig, SamplingConfig
-from qkv.generation import cuda_decode, cuda_decode_forward, cuda_decode_step, generate
-from qkv.generation.prepacked_weights import prepack_weights
+from qkv.generation import generate
 from qkv.models import GPT
 from tests.triton_marks import requires_triton
 

@@ -1,0 +1,1 @@
+"""Fast implementations of the reference model. Only `qkv.engines` imports this package."""
