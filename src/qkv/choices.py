@@ -247,6 +247,19 @@ class CheckStatus(StrEnum):
     """The check does not apply to the model or requires a missing dependency. The result contains the reason."""
 
 
+class BackendName(StrEnum):
+    """Implementation that computes a model's outputs. All of them agree with the eager one up to rounding."""
+
+    AUTO = "auto"
+    """The fastest backend that supports the model."""
+    EAGER = "eager"
+    """The reference implementation in plain PyTorch, which supports every model on every device."""
+    CPU = "cpu"
+    """Prepacked weights and fused layers on a CPU."""
+    CUDA = "cuda"
+    """Triton kernels and CUDA graphs on an NVIDIA GPU."""
+
+
 class InferenceDType(StrEnum):
     """Data type used for weights and activations during inference."""
 

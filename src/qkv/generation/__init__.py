@@ -2,7 +2,15 @@
 
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
 from qkv.generation.candidates import Candidate, top_raw_and_processed_candidates
-from qkv.generation.decoder import Decoder, GPTDecoder, RNNDecoder, Seq2SeqDecoder, encode_sources
+from qkv.generation.decode_engine import (
+    DecodeEngine,
+    EngineFactory,
+    GPTDecodeEngine,
+    RNNDecodeEngine,
+    SamplingEngine,
+    Seq2SeqDecodeEngine,
+    eager_engine,
+)
 from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_tokens
 from qkv.generation.reference import generate_without_cache, greedy_translate_without_cache
 from qkv.generation.sampling import choose_next_ids, process_logits, sample_inverse_cdf
@@ -12,21 +20,23 @@ from qkv.generation.translate import translate
 
 __all__ = [
     "Candidate",
-    "Decoder",
+    "DecodeEngine",
+    "EngineFactory",
     "FinishReason",
-    "GPTDecoder",
+    "GPTDecodeEngine",
     "GeneratedSequence",
     "GenerationStep",
     "Hypothesis",
     "LengthLimit",
-    "RNNDecoder",
-    "Seq2SeqDecoder",
+    "RNNDecodeEngine",
+    "SamplingEngine",
+    "Seq2SeqDecodeEngine",
     "StopStringFilter",
     "beam_generate",
     "beam_search",
     "choose_next_ids",
     "decode_steps",
-    "encode_sources",
+    "eager_engine",
     "generate",
     "generate_tokens",
     "generate_without_cache",

@@ -1,9 +1,9 @@
 """Beam search with length normalization, n-gram blocking and lexical constraints."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import isnan
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,13 +11,10 @@ from torch import Tensor
 from qkv.config import BeamConfig
 from qkv.errors import InputError, WeightsError
 from qkv.generation.constraints import TermConstraints, allocate_beams
-from qkv.generation.decoder import Decoder, GPTDecoder
+from qkv.generation.decode_engine import DecodeEngine, EngineFactory, eager_engine
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit, new_sequences
 from qkv.models import GPT
-
-if TYPE_CHECKING:
-    from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 
 NO_IDS: frozenset[int] = frozenset()
 IMPOSSIBLE = float("-inf")
@@ -44,33 +41,22 @@ def beam_generate(
     max_new: int,
     beam: BeamConfig,
     stop_ids: frozenset[int] = NO_IDS,
-    prepacked: "PrepackedWeights | None" = None,
+    create_engine: EngineFactory = eager_engine,
 ) -> list[list[Hypothesis]]:
     """Continue each prompt with beam search and return the `beam.n_best` hypotheses for each prompt, best first.
 
-    Prompts may have different lengths.
+    Prompts may have different lengths. `create_engine` selects the implementation of the model (default: eager).
     """
     sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
     capacity = max(len(sequence.prompt) + sequence.limit.max_new_tokens - 1 for sequence in sequences)
-    with torch.inference_mode():
-        engine = (
-            __import__("importlib")
-            .import_module("qkv.accel.cpu.decode_engine")
-            .create_cpu_decode_engine(
-                model,
-                prepacked
-                or __import__("importlib").import_module("qkv.accel.cpu.prepacked_weights").prepack_weights(model),
-                capacity=capacity,
-            )
-        )
-        decoder = GPTDecoder(model, batch=len(sequences), capacity=capacity, cpu_engine=engine)
-        logits = decoder.prefill(prompts)
-    return beam_search(decoder, logits, [sequence.limit for sequence in sequences], beam=beam, stop_ids=stop_ids)
+    with torch.inference_mode(), closing(create_engine(model, batch=len(sequences), capacity=capacity)) as engine:
+        logits = engine.prefill(prompts)
+        return beam_search(engine, logits, [sequence.limit for sequence in sequences], beam=beam, stop_ids=stop_ids)
 
 
 @torch.inference_mode()
 def beam_search(
-    decoder: Decoder,
+    engine: DecodeEngine,
     logits: NextLogits,
     limits: Sequence[LengthLimit],
     *,
@@ -79,7 +65,7 @@ def beam_search(
     constraints: Sequence[Sequence[Sequence[int]]] = (),
     suppressed_ids: frozenset[int] = NO_IDS,
 ) -> list[list[Hypothesis]]:
-    """Run beam search with a decoder that contains one row per sequence and has just returned `logits`.
+    """Run beam search with an engine that contains one row per sequence and has just returned `logits`.
 
     Each step keeps the `n_beams` most probable one-token continuations. A beam that generates a stop token is finished
     and leaves the search. The search for a sequence ends when it has `n_beams` finished hypotheses and no running beam
@@ -105,11 +91,11 @@ def beam_search(
         running = [running[index] for index in unfinished]
         if remaining_indices is not None or rows != list(range(len(rows))):
             common_prefix = min(search.common_prefix for search in running)
-            decoder.reorder(
+            engine.reorder(
                 torch.tensor(rows, device=logits.device), sequences=remaining_indices, common_prefix=common_prefix
             )
         latest = [beam_.ids[-1] for search in running for beam_ in search.beams]
-        logits = decoder.step(torch.tensor(latest, device=logits.device))
+        logits = engine.decode(torch.tensor(latest, device=logits.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,19 @@
 """Generate text autoregressively: prefill the prompts, then run decode steps with the KV cache."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from qkv.config import SamplingConfig
 from qkv.errors import InputError, WeightsError
-from qkv.generation.decoder import Decoder, GPTDecoder
+from qkv.generation.decode_engine import DecodeEngine, EngineFactory, SamplingEngine, eager_engine
 from qkv.generation.sampling import NextLogits, SeenMask, choose_next_ids, gather_log_probabilities
 from qkv.generation.sequence import GeneratedSequence, new_sequences
 from qkv.models import GPT
-
-if TYPE_CHECKING:
-    from qkv.accel.cpu.prepacked_weights import PrepackedWeights
-    from qkv.accel.cuda.decode_step import CUDADecodeStep
 
 NO_STOP_IDS: frozenset[int] = frozenset()
 
@@ -52,7 +46,7 @@ def generate_tokens(
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = NO_STOP_IDS,
-    prepacked: "PrepackedWeights | None" = None,
+    create_engine: EngineFactory = eager_engine,
     with_logits: bool = True,
 ) -> Iterator[GenerationStep]:
     """Generate tokens and yield each token as soon as it is available, row by row.
@@ -60,77 +54,72 @@ def generate_tokens(
     The caller can stop a row by setting `step.sequence.finish_reason`. Prompts may have different lengths. Row i is
     sampled with the seed `sampling.seed + i`, so its output depends only on the prompt and the seed, not on the batch.
 
-    `prepacked` is the result of `__import__('importlib').import_module('qkv.accel.cpu.prepacked_weights').prepack_weights(model)`. Pass it if you generate repeatedly because prepacking takes
-    as long as a few decode steps. With `with_logits=False`, a GPU decodes several tokens before the host reads them.
+    `create_engine` selects the implementation of the model (default: eager). With `with_logits=False`, an engine that
+    samples on its device generates several tokens before the host reads them.
     """
     sequences = new_sequences(prompts, max_new=max_new, context_length=model.config.context_length)
     # The last new token is never fed back to the model, so it needs no slot in the KV cache.
     capacity = max(len(sequence.prompt) + sequence.limit.max_new_tokens - 1 for sequence in sequences)
-    prepacked = prepacked or __import__("importlib").import_module("qkv.accel.cpu.prepacked_weights").prepack_weights(
-        model
-    )
-    with ExitStack() as stack:
+    with torch.inference_mode():
+        engine = create_engine(model, batch=len(sequences), capacity=capacity)
+    with closing(engine):
         with torch.inference_mode():
-            cpu_engine, cuda_step = (
-                __import__("importlib")
-                .import_module("qkv.accel.cpu.decode_engine")
-                .create_cpu_decode_engine(model, prepacked, capacity=capacity),
-                None,
-            )
-            if prepacked.cuda_steps is not None and __import__("importlib").import_module(
-                "qkv.accel.cuda.decode_pool"
-            ).can_use_triton_kernels(model):
-                cuda_step = stack.enter_context(prepacked.cuda_steps.acquire(batch=len(sequences), capacity=capacity))
-            decoder = GPTDecoder(
-                model, batch=len(sequences), capacity=capacity, cpu_engine=cpu_engine, cuda_step=cuda_step
-            )
-            logits = decoder.prefill(prompts)
-        if (
-            cuda_step is not None
-            and not with_logits
-            and __import__("importlib").import_module("qkv.accel.cuda.decode_pool").can_sample_on_device(sampling)
-        ):
-            yield from _decode_on_device(cuda_step, logits, sequences, sampling=sampling, stop_ids=stop_ids)
+            logits = engine.prefill(prompts)
+        samples_on_device = not with_logits and isinstance(engine, SamplingEngine) and engine.can_sample(sampling)
+        if samples_on_device and isinstance(engine, SamplingEngine):
+            yield from _sample_on_device(engine, logits, sequences, sampling=sampling, stop_ids=stop_ids)
         else:
-            yield from decode_steps(decoder, logits, sequences, sampling=sampling, stop_ids=stop_ids)
+            yield from decode_steps(engine, logits, sequences, sampling=sampling, stop_ids=stop_ids)
 
 
-def _decode_on_device(
-    cuda_step: "CUDADecodeStep",
+def _sample_on_device(
+    engine: SamplingEngine,
     logits: NextLogits,
     sequences: list[GeneratedSequence],
     *,
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """Decode with CUDA graphs that also choose the next token, so the host only reads the results."""
+    """Generate tokens with an engine that also chooses them, so the host only reads the results."""
     generators = [Random(sampling.seed + row) for row in range(len(sequences))]
     with torch.inference_mode():
-        uniform = [generator.random() for generator in generators]
-        uniform = torch.tensor(uniform, dtype=torch.float64, device=logits.device)
-        chosen = choose_next_ids(logits, sampling, seen_mask=None, uniform=uniform)
+        chosen = choose_next_ids(logits, sampling, seen_mask=None, uniform=_draw_uniform(generators, 1, logits)[0])
         first = chosen.tolist(), gather_log_probabilities(logits, chosen).tolist()
-    outputs = chain(
-        [first],
-        __import__("importlib")
-        .import_module("qkv.accel.cuda.decode_pool")
-        .decode_until_all_finished(cuda_step, chosen, sequences, sampling=sampling, generators=generators),
-    )
-    for ids, log_ps in outputs:
+        engine.set_next_ids(chosen)
+
+    def read_all_rows() -> Iterator[tuple[list[int], list[float]]]:
+        """Yield the ids and log-probabilities of all rows for each step until all sequences are finished."""
+        yield first
+        while unfinished := [sequence for sequence in sequences if sequence.finish_reason is None]:
+            n_left = max(sequence.limit.max_new_tokens - len(sequence.new_ids) for sequence in unfinished)
+            n = min(engine.tokens_per_sync, n_left)
+            with torch.inference_mode():
+                uniform = _draw_uniform(generators, n, logits) if sampling.temperature > 0 else None
+                outputs = engine.sample_tokens(n, sampling, uniform)
+            yield from zip(*outputs, strict=True)
+
+    # Finished rows continue to decode, because the engine has a fixed number of rows. Their tokens are discarded.
+    for ids, log_ps in read_all_rows():
         for row, (sequence, token_id, log_p) in enumerate(zip(sequences, ids, log_ps, strict=True)):
             if sequence.finish_reason is None:
                 yield _check_nan_and_append(GenerationStep(row, token_id, log_p, sequence, row, None), stop_ids)
 
 
+def _draw_uniform(generators: Sequence[Random], n: int, logits: NextLogits) -> Tensor:
+    """Draw `n` random numbers per row, each row from its own generator."""
+    uniform = [[generator.random() for generator in generators] for _ in range(n)]
+    return torch.tensor(uniform, dtype=torch.float64, device=logits.device)
+
+
 def decode_steps(
-    decoder: Decoder,
+    engine: DecodeEngine,
     logits: NextLogits,
     sequences: list[GeneratedSequence],
     *,
     sampling: SamplingConfig,
     stop_ids: frozenset[int],
 ) -> Iterator[GenerationStep]:
-    """Generate tokens as in `generate_tokens`, but with any decoder.
+    """Generate tokens as in `generate_tokens`, but with an engine that has read the prompts.
 
     `logits` contains the logits after the last token of each prompt.
     """
@@ -139,10 +128,8 @@ def decode_steps(
     rows = list(range(len(sequences)))
     while rows:
         with torch.inference_mode():
-            uniform = None
-            if sampling.temperature > 0:
-                samples = [generators[row].random() for row in rows]
-                uniform = torch.tensor(samples, dtype=torch.float64, device=logits.device)
+            running = [generators[row] for row in rows]
+            uniform = _draw_uniform(running, 1, logits)[0] if sampling.temperature > 0 else None
             chosen = choose_next_ids(logits, sampling, seen_mask=seen_mask, uniform=uniform)
             log_ps = gather_log_probabilities(logits, chosen).tolist()
         for index, (row, token_id, log_p) in enumerate(zip(rows, chosen.tolist(), log_ps, strict=True)):
@@ -154,11 +141,11 @@ def decode_steps(
                 if not rows:
                     return
                 indices = torch.tensor(unfinished, device=logits.device)
-                decoder.reorder(indices, sequences=indices)
+                engine.reorder(indices, sequences=indices)
                 chosen, seen_mask = chosen[indices], None if seen_mask is None else seen_mask[indices]
             if seen_mask is not None:
                 seen_mask = seen_mask.scatter(1, chosen[:, None], value=True)
-            logits = decoder.step(chosen)
+            logits = engine.decode(chosen)
 
 
 def generate(
@@ -168,12 +155,18 @@ def generate(
     max_new: int,
     sampling: SamplingConfig = SamplingConfig(),  # noqa: B008 - frozen
     stop_ids: frozenset[int] = NO_STOP_IDS,
-    prepacked: "PrepackedWeights | None" = None,
+    create_engine: EngineFactory = eager_engine,
 ) -> list[GeneratedSequence]:
     """Generate a continuation of each prompt and return the finished sequences in the order of the prompts."""
     sequences: dict[int, GeneratedSequence] = {}
     for step in generate_tokens(
-        model, prompts, max_new=max_new, sampling=sampling, stop_ids=stop_ids, prepacked=prepacked, with_logits=False
+        model,
+        prompts,
+        max_new=max_new,
+        sampling=sampling,
+        stop_ids=stop_ids,
+        create_engine=create_engine,
+        with_logits=False,
     ):
         sequences[step.row] = step.sequence
     return [sequences[row] for row in range(len(prompts))]

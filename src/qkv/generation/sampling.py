@@ -46,22 +46,21 @@ def keep_top_k(logits: NextLogits, k: int) -> NextLogits:
     return logits.masked_fill(logits < logits.topk(k).values[:, -1:], FILTERED)
 
 
-def keep_top_p(logits: NextLogits, p: float) -> NextLogits:
+def keep_top_p(logits: NextLogits, p: float, *, n_candidates: int | None = None) -> NextLogits:
     """Keep the smallest set of most probable tokens whose total probability reaches `p` (nucleus sampling).
 
-    The most probable token is always kept.
+    The most probable token is always kept. `n_candidates` is the number of most probable tokens to sort, which must be
+    enough for the set. By default, it is derived from the probabilities, which the host has to read.
     """
     if p >= 1:
         return logits
     probabilities = logits.softmax(-1)
-    # Tokens with a probability below (1 − p) / vocab_size cannot be in the set because their total probability is less
-    # than 1 − p. The factor 1/2 is a margin for rounding. Only the remaining tokens need to be sorted. Sorting the full
-    # vocabulary would take longer than a step of a small model. On a GPU, all tokens are sorted because counting the
-    # remaining tokens would require a synchronization.
-    n = logits.shape[-1]
-    if not logits.is_cuda:
-        n = int((probabilities > (1 - p) / n / 2).sum(-1).max())
-    sorted_probabilities, order = probabilities.topk(n)
+    if n_candidates is None:
+        # Tokens with a probability below (1 − p) / vocab_size cannot be in the set because their total probability is
+        # less than 1 − p. The factor 1/2 is a margin for rounding. Only the remaining tokens need to be sorted. Sorting
+        # the full vocabulary would take longer than a step of a small model.
+        n_candidates = int((probabilities > (1 - p) / logits.shape[-1] / 2).sum(-1).max())
+    sorted_probabilities, order = probabilities.topk(n_candidates)
     return _keep_until_cumulative(p, logits, sorted_probabilities, order)
 
 
@@ -92,10 +91,16 @@ def _keep_until_cumulative(p: float, logits: Tensor, sorted_probabilities: Tenso
     return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, is_beyond), FILTERED)
 
 
-def process_logits(logits: NextLogits, config: SamplingConfig, seen_mask: SeenMask | None = None) -> NextLogits:
+def process_logits(
+    logits: NextLogits,
+    config: SamplingConfig,
+    seen_mask: SeenMask | None = None,
+    *,
+    n_candidates: int | None = None,
+) -> NextLogits:
     """Apply all sampling settings. The next token is sampled from the softmax of the result.
 
-    `seen_mask` is required only if `config.repetition_penalty` is not 1.
+    `seen_mask` is required only if `config.repetition_penalty` is not 1. For `n_candidates`, see `keep_top_p`.
     """
     logits = _at_least_float32(logits)
     if config.repetition_penalty != 1.0 and seen_mask is not None:
@@ -104,7 +109,7 @@ def process_logits(logits: NextLogits, config: SamplingConfig, seen_mask: SeenMa
     if config.top_k is not None:
         logits = keep_top_k(logits, config.top_k)
     if config.top_p is not None:
-        logits = keep_top_p(logits, config.top_p)
+        logits = keep_top_p(logits, config.top_p, n_candidates=n_candidates)
     if config.min_p is not None:
         logits = keep_min_p(logits, config.min_p)
     if config.typical_p is not None:
@@ -124,12 +129,20 @@ def sample_inverse_cdf(logits: NextLogits, uniform: Float[Tensor, " batch"]) -> 
 
 
 def choose_next_ids(
-    logits: NextLogits, config: SamplingConfig, *, seen_mask: SeenMask | None, uniform: Float[Tensor, " batch"] | None
+    logits: NextLogits,
+    config: SamplingConfig,
+    *,
+    seen_mask: SeenMask | None,
+    uniform: Float[Tensor, " batch"] | None,
+    n_candidates: int | None = None,
 ) -> Int[Tensor, " batch"]:
-    """Sample the next id of each row, or choose the most probable id at temperature 0."""
+    """Sample the next id of each row, or choose the most probable id at temperature 0.
+
+    For `n_candidates`, see `keep_top_p`.
+    """
     if config.temperature > 0:
         assert uniform is not None, "sampling requires uniform random numbers"
-        return sample_inverse_cdf(process_logits(logits, config, seen_mask), uniform)
+        return sample_inverse_cdf(process_logits(logits, config, seen_mask, n_candidates=n_candidates), uniform)
     if config.repetition_penalty != 1.0 and seen_mask is not None:
         logits = apply_repetition_penalty(_at_least_float32(logits), seen_mask, config.repetition_penalty)
     return argmax_by_blocks(logits)
@@ -142,7 +155,7 @@ def argmax_by_blocks(logits: NextLogits) -> Int[Tensor, " batch"]:
     the maximum by `amax` and to compute `argmax` only within that block.
     """
     n_blocks = logits.shape[-1] // ARGMAX_BLOCK
-    if logits.is_cuda or n_blocks < MIN_ARGMAX_BLOCKS:
+    if n_blocks < MIN_ARGMAX_BLOCKS:
         return logits.argmax(-1)
     n_even = n_blocks * ARGMAX_BLOCK
     block_max = logits[:, :n_even].unflatten(-1, (n_blocks, ARGMAX_BLOCK)).amax(-1)
@@ -150,7 +163,9 @@ def argmax_by_blocks(logits: NextLogits) -> Int[Tensor, " batch"]:
         block_max = torch.cat((block_max, logits[:, n_even:].amax(-1, keepdim=True)), dim=-1)
     # If the last block is short, it is extended to the left by logits that are lower than its maximum.
     first = (block_max.argmax(-1, keepdim=True) * ARGMAX_BLOCK).clamp_(max=logits.shape[-1] - ARGMAX_BLOCK)
-    return (first + logits.gather(-1, first + torch.arange(ARGMAX_BLOCK)).argmax(-1, keepdim=True)).squeeze(-1)
+    return (
+        first + logits.gather(-1, first + torch.arange(ARGMAX_BLOCK, device=logits.device)).argmax(-1, keepdim=True)
+    ).squeeze(-1)
 
 
 def gather_log_probabilities(logits: NextLogits, ids: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:

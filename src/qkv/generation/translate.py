@@ -1,14 +1,14 @@
 """Translate source token ids to target token ids with beam search."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing
 
 import torch
 
 from qkv.config import BeamConfig
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation.beam import Hypothesis, beam_search
-from qkv.generation.decoder import Decoder, RowIds, encode_sources
+from qkv.generation.decode_engine import EngineFactory, eager_engine
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import FinishReason, LengthLimit
 from qkv.models import RNNSeq2Seq, Seq2Seq
@@ -27,15 +27,15 @@ def translate(
     stop_ids: frozenset[int],
     beam: BeamConfig = GREEDY,
     constraints: Sequence[Sequence[Sequence[int]]] = (),
-    prepacked: "PrepackedWeights | None" = None,
+    create_engine: EngineFactory = eager_engine,
     generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
 ) -> list[list[Hypothesis]]:
     """Translate each source and return the `beam.n_best` hypotheses for each source, best first.
 
     Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
-    and `constraints` have one entry per source. Outputs are also limited by the model's context. `prepacked` is the
-    result of `__import__('importlib').import_module('qkv.accel.cpu.prepacked_weights').prepack_weights(model)`. Pass it if you translate repeatedly because prepacking takes as long as a few
-    decode steps. `generation_config` defines the forced first token and the suppressed ids.
+    and `constraints` have one entry per source. Outputs are also limited by the model's context. `create_engine`
+    selects the implementation of the model (default: eager). `generation_config` defines the forced first token and the
+    suppressed ids.
     """
     if not sources:
         return []
@@ -46,23 +46,12 @@ def translate(
         raise InputError(
             f"start_id must be at least 0 and less than the vocabulary size ({model.config.vocab_size}), got {start_id}"
         )
-    prepacked = prepacked or __import__("importlib").import_module("qkv.accel.cpu.prepacked_weights").prepack_weights(
-        model
-    )
-    is_transformer = isinstance(model, Seq2Seq)
-    cpu_engine = (
-        __import__("importlib")
-        .import_module("qkv.accel.cpu.decode_engine")
-        .create_cpu_decode_engine(model, prepacked, capacity=capacity)
-        if is_transformer
-        else None
-    )
-    with prepacked.override_linears() if cpu_engine is None else nullcontext():
-        decoder = encode_sources(model, sources, capacity=capacity, cpu_engine=cpu_engine)
-        start_ids = torch.full((len(sources),), start_id, device=next(model.parameters()).device)
-        logits = initial_logits(decoder, start_ids, forced_bos_id=generation_config.forced_bos_id)
+    with closing(create_engine(model, batch=len(sources), capacity=capacity)) as engine:
+        logits = engine.prefill([[start_id]] * len(sources), sources=sources)
+        if generation_config.forced_bos_id is not None:
+            logits = force_id(logits, generation_config.forced_bos_id)
         return beam_search(
-            decoder,
+            engine,
             logits,
             limits,
             beam=beam,
@@ -72,16 +61,11 @@ def translate(
         )
 
 
-def initial_logits(decoder: Decoder, start_ids: RowIds, *, forced_bos_id: int | None) -> NextLogits:
-    """Feed the start token of each row to the decoder and return the logits for the first new token.
-
-    If `forced_bos_id` is set, it gets log-probability 0 and all other tokens are impossible.
-    """
-    logits = decoder.step(start_ids)
-    if forced_bos_id is not None:
-        logits = torch.full_like(logits, float("-inf"))
-        logits[:, forced_bos_id] = 0.0
-    return logits
+def force_id(logits: NextLogits, token_id: int) -> NextLogits:
+    """Return logits for which the given token has log-probability 0 and all other tokens are impossible."""
+    forced = torch.full_like(logits, float("-inf"))
+    forced[:, token_id] = 0.0
+    return forced
 
 
 def _check_and_limit_lengths(

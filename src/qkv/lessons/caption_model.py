@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.choices import NormPosition
 from qkv.config import Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch
-from qkv.generation import FinishReason, LengthLimit, Seq2SeqDecoder, beam_search
+from qkv.generation import FinishReason, LengthLimit, Seq2SeqDecodeEngine, beam_search
 from qkv.generation.translate import GREEDY
 from qkv.inspection import record
 from qkv.lessons.scenes import BEGIN, CAPTION_WORDS, END, PATCH, PATCHES_PER_ROW, UNSEEN_PAIRS, Scenes, draw_scenes
@@ -93,10 +93,10 @@ def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = la
 def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
     """Generate a caption for each image greedily, stopping at `<end>` or after `MAX_WORDS` words."""
     n = len(patches)
-    decoder = Seq2SeqDecoder(model, model.encode(patches), capacity=MAX_WORDS)
-    logits = decoder.step(torch.full((n,), CAPTION_WORDS.index(BEGIN)))
+    engine = Seq2SeqDecodeEngine(model, model.new_cache(batch=n, capacity=MAX_WORDS))
+    logits = engine.prefill([[CAPTION_WORDS.index(BEGIN)]] * n, sources=model.encode(patches))
     limits = [LengthLimit(MAX_WORDS, FinishReason.LENGTH)] * n
-    results = beam_search(decoder, logits, limits, beam=GREEDY, stop_ids=frozenset({CAPTION_WORDS.index(END)}))
+    results = beam_search(engine, logits, limits, beam=GREEDY, stop_ids=frozenset({CAPTION_WORDS.index(END)}))
     return [best.ids for best, *_ in results]
 
 

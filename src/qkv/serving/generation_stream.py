@@ -21,11 +21,12 @@ from qkv.errors import AttentionEdgeNotReachedError, InputError
 from qkv.generation import (
     GeneratedSequence,
     GenerationStep,
-    GPTDecoder,
+    GPTDecodeEngine,
     decode_steps,
     new_sequences,
     top_raw_and_processed_candidates,
 )
+from qkv.generation.decode_engine import CACHE_CHUNK, TokenLists
 from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_gpt_input_from_ids
 from qkv.inspection.validation import check_index
 from qkv.nn import AttentionInputs
@@ -47,41 +48,44 @@ class _ForwardPass:
 
 
 @dataclass
-class _AttentionRecordingDecoder:
-    """A decoder for one sequence that records the attention and the time of every forward pass of a GPT.
+class _AttentionRecordingEngine:
+    """A decode engine for one sequence that records the attention and the time of every forward pass of a GPT.
 
-    For each forward pass, the decoder acquires the model's lock and applies the interventions. Between forward passes,
+    For each forward pass, the engine acquires the model's lock and applies the interventions. Between forward passes,
     the lock is released so that other requests do not have to wait for the whole text.
     """
 
     task: LanguageModel
     loaded: RegisteredModel
     interventions: Sequence[Intervention]
-    decoder: GPTDecoder | None
-    """Decoder with a KV cache. If it is `None`, every step processes the whole sequence."""
+    engine: GPTDecodeEngine | None
+    """Eager engine with a KV cache. If it is `None`, every step processes the whole sequence."""
     calibration: Calibration | None = None
     ids: list[int] = field(default_factory=list)
     last: _ForwardPass | None = None
     unreached: list[str] = field(default_factory=list)
     """Messages about interventions whose tokens were not part of a forward pass, one message for each such pass."""
 
-    def prefill(self, prompt: Sequence[int]) -> Tensor:
+    def prefill(self, prompts: TokenLists, *, sources: TokenLists | None = None) -> Tensor:
+        (prompt,) = prompts
         self.ids = list(prompt)
-        if self.decoder is None:
+        if self.engine is None:
             return self._recompute_last_logits()
-        decoder = self.decoder
         with self._intervene_and_record_last_query(len(prompt)):
-            return decoder.prefill([list(prompt)])
+            return self.engine.prefill(prompts, sources=sources)
 
-    def step(self, ids: Tensor) -> Tensor:
+    def decode(self, ids: Tensor) -> Tensor:
         self.ids += ids.tolist()
-        if self.decoder is None:
+        if self.engine is None:
             return self._recompute_last_logits()
         with self._intervene_and_record_last_query(1):
-            return self.decoder.step(ids)
+            return self.engine.decode(ids)
 
     def reorder(self, rows: Tensor, *, sequences: Tensor | None = None, common_prefix: int = 0) -> None:
         """Do nothing because there is only one row."""
+
+    def close(self) -> None:
+        """Do nothing because the cache is not reused."""
 
     def _recompute_last_logits(self) -> Tensor:
         model = self.task.model
@@ -113,9 +117,9 @@ class _AttentionRecordingDecoder:
     @property
     def cached_tokens_and_bytes(self) -> tuple[int, int]:
         """The number of tokens in the KV cache and the number of bytes that they occupy."""
-        if self.decoder is None:
+        if self.engine is None:
             return 0, 0
-        cache = self.decoder.cache
+        cache = self.engine.cache
         bytes_per_token = sum(part[:, :, :1].nbytes for layer in cache.layers for part in (layer.keys, layer.values))
         return cache.n_filled, cache.n_filled * bytes_per_token
 
@@ -135,13 +139,14 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
         model_input = prepare_gpt_input_from_ids(task, prompt)
     config, sampling = task.model.config, request.sampling
     (sequence,) = new_sequences([prompt], max_new=request.max_new, context_length=config.context_length)
-    decoder = None
+    engine = None
     if request.use_cache:
-        decoder = GPTDecoder(task.model, batch=1, capacity=len(prompt) + sequence.limit.max_new_tokens - 1)
+        capacity = len(prompt) + sequence.limit.max_new_tokens - 1
+        engine = GPTDecodeEngine(task.model, task.model.new_cache(batch=1, capacity=capacity, growth_step=CACHE_CHUNK))
     calibration = find_newest_calibration(
         Mode.DECODE, Precision.FLOAT32, device=gpu_name_or_cpu_threads(torch.device("cpu"))
     )
-    observed = _AttentionRecordingDecoder(task, loaded, interventions, decoder, calibration)
+    observed = _AttentionRecordingEngine(task, loaded, interventions, engine, calibration)
     values_per_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
     yield {
         "kind": "start",
@@ -155,7 +160,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
         "context_length": config.context_length,
     }
     start = perf_counter()
-    logits = observed.prefill(prompt)
+    logits = observed.prefill([prompt])
     text_decoder = StreamingDecoder(task.tokenizer, context_ids=prompt)
     text = ""
     for step in decode_steps(observed, logits, [sequence], sampling=sampling, stop_ids=task.stop_ids):
@@ -169,7 +174,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
 
 
 def _final_frame(
-    sequence: GeneratedSequence, text: str, observed: _AttentionRecordingDecoder, *, milliseconds: float
+    sequence: GeneratedSequence, text: str, observed: _AttentionRecordingEngine, *, milliseconds: float
 ) -> dict[str, Any]:
     n_passes = len(sequence.new_ids)
     never_reached = {message for message in observed.unreached if observed.unreached.count(message) == n_passes}
@@ -185,7 +190,7 @@ def _final_frame(
 
 def _step_frame(
     task: LanguageModel,
-    observed: _AttentionRecordingDecoder,
+    observed: _AttentionRecordingEngine,
     step: GenerationStep,
     sampling: SamplingConfig,
     *,
@@ -205,7 +210,7 @@ def _step_frame(
         }
         for candidate in top_raw_and_processed_candidates(step, sampling, n=n_candidates)
     ]
-    mode = Mode.DECODE if forward.n_computed == 1 and observed.decoder is not None else Mode.PREFILL
+    mode = Mode.DECODE if forward.n_computed == 1 and observed.engine is not None else Mode.PREFILL
     return {
         "kind": "step",
         "index": index,
@@ -223,7 +228,7 @@ def _step_frame(
     }
 
 
-def _estimate_step_cost(observed: _AttentionRecordingDecoder, mode: Mode, seq_len: int) -> dict[str, Any]:
+def _estimate_step_cost(observed: _AttentionRecordingEngine, mode: Mode, seq_len: int) -> dict[str, Any]:
     """Estimate the cost of a forward pass that computes only the logits of the last token."""
     work = Workload(mode=mode, batch_size=1, seq_len=seq_len, logits_to_keep=1, device_type=DeviceType.CPU)
     config = observed.task.model.config

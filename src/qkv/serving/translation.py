@@ -9,8 +9,9 @@ from torch import Tensor
 from qkv.choices import AlignmentLayerAveraging
 from qkv.config import BeamConfig
 from qkv.errors import InputError
-from qkv.generation import Decoder, FinishReason, LengthLimit, beam_search, encode_sources
-from qkv.generation.translate import initial_logits
+from qkv.generation import DecodeEngine, FinishReason, LengthLimit, beam_search, eager_engine
+from qkv.generation.decode_engine import TokenLists
+from qkv.generation.translate import force_id
 from qkv.inspection.alignment import CrossAttention
 from qkv.inspection.model_input import mark_whitespace, prepare_input
 from qkv.models import RNNSeq2Seq
@@ -20,10 +21,10 @@ from qkv.serving.schemas import TranslateRequest
 from qkv.tasks import Task, Translator
 
 
-class _HypothesisRecordingDecoder:
-    """A wrapper around a decoder that records the hypotheses that the beam search extends at each step."""
+class _HypothesisRecordingEngine:
+    """A wrapper around a decode engine that records the hypotheses that the beam search extends at each step."""
 
-    def __init__(self, inner: Decoder) -> None:
+    def __init__(self, inner: DecodeEngine) -> None:
         self._inner = inner
         self._parents: list[int] | None = None
         self._totals: list[float] = []
@@ -40,21 +41,27 @@ class _HypothesisRecordingDecoder:
         self._parents = rows.tolist()
         self._inner.reorder(rows, sequences=sequences)
 
-    def step(self, ids: Tensor) -> Tensor:
-        token_ids = ids.tolist()
-        if self._log_p is not None:
-            parents = self._parents or list(range(len(token_ids)))
-            totals = [self._totals[row] + float(self._log_p[row, i]) for row, i in zip(parents, token_ids, strict=True)]
-            # Rows that only pad the batch repeat the first hypothesis. The dict removes these duplicates.
-            extended = {(i, row): total for i, row, total in zip(token_ids, parents, totals, strict=True)}
-            self.steps.append([(i, row, total) for (i, row), total in extended.items()])
-            self._totals = totals
-        else:
-            self._totals = [0.0] * len(token_ids)
-        self._parents = None
-        logits = self._inner.step(ids)
+    def prefill(self, prompts: TokenLists, *, sources: TokenLists | None = None) -> Tensor:
+        self._totals = [0.0] * len(prompts)
+        logits = self._inner.prefill(prompts, sources=sources)
         self._log_p = logits.float().log_softmax(-1)
         return logits
+
+    def decode(self, ids: Tensor) -> Tensor:
+        assert self._log_p is not None, "prefill must be called before decode"
+        token_ids = ids.tolist()
+        parents = self._parents or list(range(len(token_ids)))
+        totals = [self._totals[row] + float(self._log_p[row, i]) for row, i in zip(parents, token_ids, strict=True)]
+        # Rows that only pad the batch repeat the first hypothesis. The dict removes these duplicates.
+        extended = {(i, row): total for i, row, total in zip(token_ids, parents, totals, strict=True)}
+        self.steps.append([(i, row, total) for (i, row), total in extended.items()])
+        self._totals, self._parents = totals, None
+        logits = self._inner.decode(ids)
+        self._log_p = logits.float().log_softmax(-1)
+        return logits
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def translation_response(loaded: RegisteredModel, task: Task, request: TranslateRequest) -> dict[str, Any]:
@@ -101,21 +108,22 @@ def translation_response(loaded: RegisteredModel, task: Task, request: Translate
 def _record_beam_tokens_parents_totals(
     task: Translator, source_ids: list[int], beam: BeamConfig, max_new: int | None
 ) -> list[list[tuple[int, int, float]]]:
-    """Repeat the beam search and return the hypotheses that a recording decoder collects at every step."""
+    """Repeat the beam search and return the hypotheses that a recording engine collects at every step."""
     n_new = min(max_new or 2 * len(source_ids) + 10, task.model.config.context_length)
     with torch.inference_mode():
-        decoder = _HypothesisRecordingDecoder(encode_sources(task.model, [source_ids], capacity=n_new))
-        start_ids = torch.tensor([task.decoder_start_id], device=next(task.model.parameters()).device)
-        logits = initial_logits(decoder, start_ids, forced_bos_id=task.generation_config.forced_bos_id)
+        engine = _HypothesisRecordingEngine(eager_engine(task.model, batch=1, capacity=n_new))
+        logits = engine.prefill([[task.decoder_start_id]], sources=[source_ids])
+        if (forced_bos_id := task.generation_config.forced_bos_id) is not None:
+            logits = force_id(logits, forced_bos_id)
         beam_search(
-            decoder,
+            engine,
             logits,
             [LengthLimit(n_new, FinishReason.LENGTH)],
             beam=beam,
             stop_ids=task.stop_ids,
             suppressed_ids=task.generation_config.suppressed_ids,
         )
-    return decoder.steps
+    return engine.steps
 
 
 def _alignment_to_json(attention: CrossAttention) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from qkv.accel.cpu.prepacked_weights import prepack_weights
-from qkv.choices import SpecialToken
+from qkv.choices import BackendName, SpecialToken
 from qkv.config import BeamConfig, SamplingConfig
+from qkv.engines import decode_engine
 from qkv.errors import InputError
 from qkv.generation import (
     FinishReason,
@@ -56,13 +57,22 @@ class LanguageModel:
     `generate` continues a prompt, and `score` computes the negative log-likelihood of a document.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        *,
+        name: str = "",
+        remarks: tuple[str, ...] = (),
+        backend: str = BackendName.AUTO,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks
         """Notes for the user."""
-        self._prepacked = prepack_weights(model)
+        self.backend = backend
+        """The backend that generates tokens."""
 
     def __repr__(self) -> str:
         return task_repr_prefix("LanguageModel", self.model, self.name) + ")"
@@ -136,7 +146,7 @@ class LanguageModel:
             max_new=max_new,
             sampling=sampling,
             stop_ids=self.stop_ids,
-            prepacked=self._prepacked,
+            create_engine=partial(decode_engine, backend=self.backend),
             with_logits=with_logits,
         ):
             decoder, stop_filter = decoders[step.row], stops[step.row]
@@ -154,7 +164,12 @@ class LanguageModel:
         for start in range(0, len(prompts), PROMPTS_PER_BATCH):
             ids = [self.tokenize(prompt) for prompt in prompts[start : start + PROMPTS_PER_BATCH]]
             results = beam_generate(
-                self.model, ids, max_new=max_new, beam=beam, stop_ids=self.stop_ids, prepacked=self._prepacked
+                self.model,
+                ids,
+                max_new=max_new,
+                beam=beam,
+                stop_ids=self.stop_ids,
+                create_engine=partial(decode_engine, backend=self.backend),
             )
             for prompt_ids, hypotheses in zip(ids, results, strict=True):
                 continuations.append([self._to_beam_continuation(prompt_ids, hypothesis) for hypothesis in hypotheses])

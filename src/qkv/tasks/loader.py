@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
-from qkv.choices import InferenceDType
+import torch
+
+from qkv.choices import BackendName, InferenceDType
 from qkv.config.base import did_you_mean_suffix
+from qkv.engines import select_backend
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import check_int8_supported
@@ -65,12 +68,18 @@ def load_pretrained(name: str | Path) -> ModelBundle:
 
 
 def load(
-    name: str | Path, *, int8: bool = False, device: str = "cpu", dtype: InferenceDType | str = InferenceDType.FLOAT32
+    name: str | Path,
+    *,
+    int8: bool = False,
+    device: str = "cpu",
+    dtype: InferenceDType | str = InferenceDType.FLOAT32,
+    backend: BackendName | str = BackendName.AUTO,
 ) -> Task:
     """Load a model with its tokenizer as a task: `qkv.load("stories").generate("Once upon a time")`.
 
-    `int8` quantizes the model for faster but slightly less accurate inference on x86 CPUs (`qkv.accel.int8`). `device` is
-    `cpu`, `cuda` or `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU.
+    `int8` quantizes the model for faster but slightly less accurate inference on x86 CPUs. `device` is `cpu`, `cuda` or
+    `auto` (a GPU if available). `dtype="bfloat16"` speeds up inference on a GPU. `backend` is `auto`, `eager`, `cpu` or
+    `cuda` (see `qkv.engines`).
     """
     torch_device = require_cpu_for_int8(device) if int8 else resolve_device(device)
     torch_dtype = resolve_dtype(dtype, torch_device)
@@ -80,12 +89,14 @@ def load(
     if int8:
         quantize_linears_to_int8(loaded.model)
     loaded.model.to(torch_device, torch_dtype)
+    with torch.inference_mode():
+        select_backend(loaded.model, backend)  # raises an error if the backend does not support the model
     tokenizer = require_tokenizer(loaded, Path(name))
     match loaded.model:
         case GPT():
-            return LanguageModel(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
+            return LanguageModel(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks, backend=backend)
         case BERT():
-            return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks)
+            return TextEncoder(loaded.model, tokenizer, name=str(name), remarks=loaded.remarks, backend=backend)
         case Seq2Seq() | RNNSeq2Seq():
             return Translator(
                 loaded.model,
@@ -93,6 +104,7 @@ def load(
                 source=loaded.source_tokenizer,
                 name=str(name),
                 generation_config=loaded.generation_config,
+                backend=backend,
             )
 
 
@@ -103,9 +115,10 @@ def load_as(
     int8: bool = False,
     device: str = "cpu",
     dtype: InferenceDType | str = InferenceDType.FLOAT32,
+    backend: BackendName | str = BackendName.AUTO,
 ) -> AnyTask:
     """Load a model as a task of the given type, or raise an error if the model requires a different task."""
-    task = load(name, int8=int8, device=device, dtype=dtype)
+    task = load(name, int8=int8, device=device, dtype=dtype, backend=backend)
     if not isinstance(task, task_type):
         raise InputError(
             f"{name}: expected {_TASK_DESCRIPTIONS[task_type]}, got {_TASK_DESCRIPTIONS[type(task)]}; "

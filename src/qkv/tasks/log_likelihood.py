@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.data.length_batches import batch_by_length
 from qkv.errors import InputError
 from qkv.models import GPT
-from qkv.tasks.batches import batch_by_length
 from qkv.tensors import IGNORE_INDEX
 
 SCORING_BATCH_TOKENS = {"cpu": 4096}

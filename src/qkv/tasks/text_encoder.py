@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.choices import Pooling, ProblemType, SpecialToken
+from qkv.choices import BackendName, Pooling, ProblemType, SpecialToken
 from qkv.config import SentenceEmbedding
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
@@ -82,9 +82,17 @@ class TextEncoder:
     results. Texts longer than the context raise an error unless `truncate` is set.
     """
 
-    def __init__(self, model: BERT, tokenizer: Tokenizer, *, name: str = "", remarks: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: BERT,
+        tokenizer: Tokenizer,
+        *,
+        name: str = "",
+        remarks: tuple[str, ...] = (),
+        backend: str = BackendName.AUTO,
+    ) -> None:
         self.model = model.eval()
-        self._encoder = BERTBatchEncoder(self.model)
+        self._encoder = BERTBatchEncoder(self.model, backend=backend)
         self.tokenizer = tokenizer
         self.name = name
         self.remarks = remarks

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import overload
 
-from qkv.accel.cpu.prepacked_weights import prepack_weights
-from qkv.choices import SpecialToken
+from qkv.choices import BackendName, SpecialToken
 from qkv.config import BeamConfig
+from qkv.data.length_batches import batch_by_length
+from qkv.engines import decode_engine
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import FinishReason, Hypothesis
 from qkv.generation import translate as translate_ids
@@ -15,7 +17,6 @@ from qkv.generation.stop_conditions import truncate_repetition
 from qkv.inspection.alignment import CrossAttention, compute_cross_attention
 from qkv.inspection.short_repr import ShortRepr
 from qkv.models import RNNSeq2Seq, Seq2Seq
-from qkv.tasks.batches import batch_by_length
 from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.text_utils import contains_term, has_words, split_to_fit, to_sentence_case
 from qkv.text import Tokenizer
@@ -96,6 +97,7 @@ class Translator:
         source: Tokenizer | None = None,
         name: str = "",
         generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
+        backend: str = BackendName.AUTO,
     ) -> None:
         """Create a translator. `source` is the source tokenizer, if it differs from the target tokenizer."""
         if isinstance(model, Seq2Seq) and model.config.d_patch is not None:
@@ -116,7 +118,8 @@ class Translator:
 
         Use `with_task_prefix` to create a translator with a different prefix.
         """
-        self._prepacked = prepack_weights(model)
+        self.backend = backend
+        """The backend that generates tokens."""
 
     def __repr__(self) -> str:
         return task_repr_prefix("Translator", self.model, self.name) + ")"
@@ -213,7 +216,7 @@ class Translator:
                 beam=beam,
                 max_new=[2 * len(sources[index]) + 10 if max_new is None else max_new for index in indices],
                 constraints=[self._glossary_constraints(prepared[index], glossary) for index in indices],
-                prepacked=self._prepacked,
+                create_engine=partial(decode_engine, backend=self.backend),
                 generation_config=self.generation_config,
             )
             results_by_index.update(zip(indices, results, strict=True))

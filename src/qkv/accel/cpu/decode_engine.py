@@ -1,9 +1,8 @@
-"""Run fast single-token decode steps on a CPU, for a GPT or the decoder of an encoder–decoder.
+"""Decode engine for CPUs, for a GPT or the decoder of an encoder–decoder.
 
 The results match those of the reference implementations `GPT.forward` and `Seq2Seq.decode` up to rounding. A decode
 step of a small model is so short that Python overhead (taps, dispatch, masks, views) dominates its time. The engine
-therefore executes a layer in about a dozen torch calls. `supports_cpu_decode_engine` returns whether a model is
-supported. All other models use the eager implementation.
+therefore executes a layer in about a dozen torch calls. `CPUBackend.supports` returns which models are supported.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +14,19 @@ from torch.nn import functional as F
 
 from qkv.accel.cpu.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAngles
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
-from qkv.choices import AttentionKernel, HeadCombination, NormPosition
+from qkv.choices import NormPosition
+from qkv.generation.decode_engine import (
+    GPTDecodeEngine,
+    RowIds,
+    Seq2SeqDecodeEngine,
+    SequenceIndices,
+    TokenLists,
+    right_pad_sequences,
+)
+from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
-    Attention,
     Block,
-    ConcatenatedSinusoidalPositions,
-    FeedForward,
     Int8Linear,
     KVCache,
     LayerSourceCache,
@@ -31,7 +36,6 @@ from qkv.nn import (
     RotaryEmbedding,
     Source,
     activate,
-    has_hooks_or_is_active_tap,
 )
 
 
@@ -54,16 +58,42 @@ class _StepState:
 
 
 class CPUDecodeEngine:
-    """Engine that runs decode steps with prepacked weights during one call of `generate` or `translate`.
+    """Engine that processes prompts with the reference model and decodes tokens with prepacked weights."""
 
-    Use `create_cpu_decode_engine` to create an instance.
-    """
+    def __init__(
+        self, model: GPT | Seq2Seq, eager: GPTDecodeEngine | Seq2SeqDecodeEngine, prepacked: PrepackedWeights
+    ) -> None:
+        self._eager = eager
+        self._step = CPUDecodeStep(model, prepacked, capacity=eager.cache.capacity)
+
+    def prefill(self, prompts: TokenLists, *, sources: TokenLists | None = None) -> NextLogits:
+        is_start_token = all(len(prompt) == 1 for prompt in prompts)
+        if isinstance(self._eager, GPTDecodeEngine) or sources is None or not is_start_token:
+            return self._eager.prefill(prompts, sources=sources)
+        # The only token of each prompt is the start token, which is a decode step.
+        start_ids, _ = right_pad_sequences(prompts, torch.device("cpu"), len(self._step.token_embedding))
+        self._eager.encode(sources)
+        return self.decode(start_ids[:, 0])
+
+    def decode(self, ids: RowIds) -> NextLogits:
+        source = self._eager.source if isinstance(self._eager, Seq2SeqDecodeEngine) else None
+        return self._step(ids, self._eager.cache, source)
+
+    def reorder(self, rows: RowIds, *, sequences: SequenceIndices | None = None, common_prefix: int = 0) -> None:
+        self._eager.reorder(rows, sequences=sequences, common_prefix=common_prefix)
+
+    def close(self) -> None:
+        self._eager.close()
+
+
+class CPUDecodeStep:
+    """A decode step with prepacked weights, which appends one token per row to the cache."""
 
     def __init__(self, model: GPT | Seq2Seq, prepacked: PrepackedWeights, *, capacity: int) -> None:
         decoder = model.decoder if isinstance(model, Seq2Seq) else model
         embedding = decoder.embedding
         blocks = [block for block in decoder.blocks if isinstance(block, Block)]
-        self._token_embedding, self._embedding_scale = embedding.token.weight.detach(), embedding.scale
+        self.token_embedding, self._embedding_scale = embedding.token.weight.detach(), embedding.scale
         self._embedding_norm = None if embedding.norm is None else BufferedNorm(embedding.norm)
         self._final_norm = None if isinstance(decoder.final_norm, nn.Identity) else BufferedNorm(decoder.final_norm)
         self._blocks = [_DecodeBlock(block, prepacked) for block in blocks]
@@ -78,7 +108,7 @@ class CPUDecodeEngine:
         self._position_embedding = self._rotation = self._bias = None
         positions = torch.arange(capacity)[None]
         if embedding.position is not None:
-            zeros = self._token_embedding.new_zeros(1, capacity, self._token_embedding.shape[1])
+            zeros = self.token_embedding.new_zeros(1, capacity, self.token_embedding.shape[1])
             self._position_embedding = embedding.position(zeros, positions)[0]
         if decoder.relative_positions is not None:
             # A bias depends only on the distance, so the row of the last query contains all values.
@@ -111,7 +141,7 @@ class CPUDecodeEngine:
     def _buffers_for(self, rows: int) -> DecodeBuffers:
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = DecodeBuffers(
-                self._token_embedding,
+                self.token_embedding,
                 self._head_config,
                 rows=rows,
                 rms_norm_eps=self._rms_norm_eps,
@@ -122,9 +152,9 @@ class CPUDecodeEngine:
     def _embed(self, ids: Tensor, positions: Tensor | int, buffers: DecodeBuffers) -> Tensor:
         x = buffers.residual
         if x.is_contiguous():
-            torch.index_select(self._token_embedding, 0, ids, out=x)
+            torch.index_select(self.token_embedding, 0, ids, out=x)
         else:
-            x.copy_(self._token_embedding[ids])
+            x.copy_(self.token_embedding[ids])
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         if self._position_embedding is not None:
@@ -161,7 +191,7 @@ class CPUDecodeEngine:
         n = cache.n_filled
         mask = Mask(causal=True, sliding_window=self._sliding_window, query_positions=positions)
         visible = mask.to_dense(1, n, positions.device)
-        bias, angles = torch.zeros((), dtype=self._token_embedding.dtype), None
+        bias, angles = torch.zeros((), dtype=self.token_embedding.dtype), None
         if self._relative_positions is not None:
             position_info = self._relative_positions(positions, torch.arange(n)[None])
             bias = bias if position_info.bias is None else position_info.bias
@@ -284,55 +314,11 @@ class _DecodeBlock:
         return projected.unflatten(-1, (self._head_config.n_kv_heads, -1)).transpose(1, 2)
 
 
-def create_cpu_decode_engine(
-    model: GPT | Seq2Seq, prepacked: PrepackedWeights, *, capacity: int
-) -> CPUDecodeEngine | None:
-    """Create an engine for up to `capacity` positions, or return `None` if the model is not supported."""
-    return (
-        CPUDecodeEngine(model, prepacked, capacity=capacity) if supports_cpu_decode_engine(model, prepacked) else None
-    )
-
-
-def supports_cpu_decode_engine(model: GPT | Seq2Seq, prepacked: PrepackedWeights) -> bool:
-    """Return whether the CPU decode engine can replace the eager implementation of this model.
-
-    The engine requires float32 weights on a CPU, evaluation mode, split heads with an output projection and no
-    concatenated position embeddings. Hooks and the explicit attention kernel are not supported.
-    """
-    decoder = model.decoder if isinstance(model, Seq2Seq) else model
-    is_concatenated = isinstance(decoder.embedding.position, ConcatenatedSinusoidalPositions)
-    return (
-        not model.training
-        and not is_concatenated
-        and has_supported_attention_and_linears([decoder, model.unembedding], prepacked)
-    )
-
-
-def has_supported_attention_and_linears(roots: Sequence[nn.Module], prepacked: PrepackedWeights) -> bool:
-    """Check the conditions of `supports_cpu_decode_engine` that concern weights, attention, linear layers and hooks."""
-    modules = [module for root in roots for module in root.modules()]
-    attentions = [module for module in modules if isinstance(module, Attention)]
-    feed_forwards = [module for module in modules if isinstance(module, FeedForward)]
-    linears = [linear for part in attentions for linear in (part.q_proj, part.k_proj, part.v_proj, part.out_proj)]
-    linears += [
-        linear for part in feed_forwards for linear in (part.up_proj, part.down_proj, part.gate_proj or part.up_proj)
-    ]
-    return (
-        prepacked.is_supported
-        and not any(has_hooks_or_is_active_tap(module) for module in modules)
-        and all(
-            part.head_config.combination is HeadCombination.SPLIT and part.kernel is AttentionKernel.FUSED
-            for part in attentions
-        )
-        and all(type(linear) in (nn.Linear, Int8Linear) for linear in linears)
-    )
-
-
 def _first_half(angles: Tensor) -> Tensor:
     return angles[..., : angles.shape[-1] // 2]
 
 
 def as_linear(module: nn.Module) -> nn.Linear | Int8Linear:
-    """Narrow the type of a module that was checked by `has_supported_attention_and_linears`."""
+    """Narrow the type of a module that `CPUBackend.supports` has checked."""
     assert isinstance(module, nn.Linear | Int8Linear)
     return module

@@ -4,31 +4,47 @@ The results match those of the reference implementation `BERT.forward` up to rou
 computed by one matmul, the activation is fused into the preceding matmul, and no taps are called.
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.accel.cpu.decode_engine import as_linear, has_supported_attention_and_linears
+from qkv.accel.cpu.decode_engine import as_linear
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.choices import NormPosition
+from qkv.data.length_batches import batch_by_length
+from qkv.generation.decode_engine import TokenLists, right_pad_sequences
 from qkv.models import BERT
 from qkv.models.inputs import check_length, position_ids_reserving_cache
 from qkv.nn import Block
 from qkv.tensors import AttentionMask, Ids, Residual
 
+CPU = torch.device("cpu")
+MAX_BATCH_TOKENS = 512
+"""Maximum number of tokens in a batch, including padding. Small batches are fastest because they fit into the cache."""
+
 
 class CPUEncoder:
     """Encoder that computes the final states of a BERT from a snapshot of its weights.
 
-    Later changes to the weights have no effect, so call `create_cpu_encoder` to create a new instance for each group of
-    batches.
+    Later changes to the weights have no effect, so create a new instance for each group of batches.
     """
 
     def __init__(self, model: BERT, prepacked: PrepackedWeights) -> None:
         self._model = model
         self._blocks = [_EncoderBlock(block, prepacked) for block in model.blocks if isinstance(block, Block)]
 
-    def __call__(
+    def group(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        return batch_by_length(lengths, MAX_BATCH_TOKENS)
+
+    def encode(self, ids: TokenLists, segments: TokenLists | None = None) -> Residual:
+        config = self._model.config
+        padded_ids, attention_mask = right_pad_sequences(ids, CPU, config.vocab_size)
+        padded_segments = None if segments is None else right_pad_sequences(segments, CPU, config.n_segments)[0]
+        return self.forward(padded_ids, segments=padded_segments, attention_mask=attention_mask)
+
+    def forward(
         self, ids: Ids, *, segments: Ids | None = None, attention_mask: AttentionMask | None = None
     ) -> Residual:
         model = self._model
@@ -75,21 +91,3 @@ class _EncoderBlock:
             queries, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=is_grouped
         )
         return heads.transpose(1, 2).flatten(0, 1).flatten(1)
-
-
-def create_cpu_encoder(model: BERT, prepacked: PrepackedWeights) -> CPUEncoder | None:
-    """Create a CPU encoder, or return `None` if the model is not supported.
-
-    In addition to the conditions of `supports_cpu_decode_engine`, the model must not use relative positions, a sliding
-    window or a gated feed-forward layer, and gradients must be disabled.
-    """
-    config, parts = model.config, [model.embedding, model.blocks, model.final_norm, model.last_hidden_state]
-    is_supported = (
-        model.relative_positions is None
-        and config.sliding_window is None
-        and not config.gated
-        and not torch.is_grad_enabled()
-        and not model.training
-        and has_supported_attention_and_linears(parts, prepacked)
-    )
-    return CPUEncoder(model, prepacked) if is_supported else None

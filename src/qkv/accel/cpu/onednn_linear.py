@@ -6,16 +6,28 @@ same shape.
 """
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE, override_forward
+from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE
 from qkv.config import TrainingConfig
 from qkv.models import GPT
 from qkv.nn import Unembedding
 from qkv.training.objectives import LossOutput, Objective, uses_bfloat16
+
+
+@contextmanager
+def override_forward(modules, create_forward):
+    try:
+        for module in modules:
+            module.__dict__["forward"] = create_forward(module)
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward", None)
 
 
 def use_onednn_if_supported(model: nn.Module, objective: Objective, config: TrainingConfig) -> Objective:

@@ -4,8 +4,7 @@ A decode step multiplies a few rows by every weight matrix. Which of torch's mat
 rows and the size of the matrix. Each of them requires its own weight layout, which is created on first use and reused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.accel.cpu.huge_pages import contiguous_in_huge_pages
-from qkv.accel.cuda.decode_pool import CUDADecodeStepPool, tensor_version
+from qkv.accel.support import tensor_version
 from qkv.choices import Activation
-from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Int8Linear, Unembedding, activate
 
 MIN_BLOCKED_SIZE = 2**15
@@ -174,49 +172,14 @@ class _PrepackedLinearEntry:
     """The original weights. Keeping a reference ensures that no other tensor is allocated at the same address."""
 
 
-@contextmanager
-def override_forward(
-    modules: Sequence[nn.Linear | Unembedding],
-    create_forward: Callable[[nn.Linear | Unembedding], Callable[..., Tensor]],
-) -> Iterator[None]:
-    """Replace the `forward` method of each module with `create_forward(module)` inside the context."""
-    try:
-        for module in modules:
-            module.__dict__["forward"] = create_forward(module)
-        yield
-    finally:
-        for module in modules:
-            # Another thread may have already restored the original method, which is fine.
-            module.__dict__.pop("forward", None)
-
-
 class PrepackedWeights:
-    """Packed copies of a model's weights, created on first use and updated when a weight has changed.
+    """Packed copies of a model's linear layers, created on first use and updated when a weight has changed.
 
     In-place changes through `.data` are not detected because torch does not count them as a new version.
     """
 
-    def __init__(self, *roots: nn.Module) -> None:
-        modules = [module for root in roots for module in root.modules()]
-        self._modules = [module for module in modules if type(module) is nn.Linear or isinstance(module, Unembedding)]
+    def __init__(self) -> None:
         self._cache: dict[tuple[nn.Module | float, ...], _PrepackedLinearEntry] = {}
-        self.cuda_steps: CUDADecodeStepPool | None = None
-        """Pool of captured decode steps for a GPT, which are used if the model is on a GPU."""
-
-    @property
-    def is_supported(self) -> bool:
-        """Whether all weights are float32 tensors on a CPU."""
-        return all(_is_cpu_float32(module.weight) for module in self._modules)
-
-    @contextmanager
-    def override_linears(self) -> Iterator[None]:
-        """Use the packed weights for all linear layers inside the context. Results differ only by rounding.
-
-        Has no effect on weights that are not float32 tensors on a CPU.
-        """
-        modules = [module for module in self._modules if _is_cpu_float32(module.weight) and not _int8_linear_of(module)]
-        with override_forward(modules, self._create_forward):
-            yield
 
     def packed_linear(
         self, *modules: nn.Linear | Unembedding | Int8Linear, first_scale: float = 1.0
@@ -237,16 +200,6 @@ class PrepackedWeights:
             self._cache[(*modules, first_scale)] = entry
         return entry.linear
 
-    def _create_forward(self, module: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
-        linear = self.packed_linear(module)
-
-        def forward(x: Tensor) -> Tensor:
-            return linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-
-        if not isinstance(module, Unembedding):
-            return forward
-        return lambda x: module.logits(forward(x * module.scale if module.scale != 1.0 else x))
-
 
 def _pack_linears(modules: Sequence[nn.Linear | Unembedding], scales: Sequence[float]) -> ConcatenatedLinear:
     pairs = list(zip(modules, scales, strict=True))
@@ -264,21 +217,8 @@ def _weights_and_biases(modules: Sequence[nn.Linear | Unembedding]) -> list[Tens
     return [tensor for module in modules for tensor in (module.weight, module.bias) if tensor is not None]
 
 
-def prepack_weights(model: GPT | Seq2Seq | RNNSeq2Seq) -> PrepackedWeights:
-    """Create prepacked weights for the part of the model that generates tokens, which is a GPT or a decoder."""
-    if not isinstance(model, GPT):
-        return PrepackedWeights(model.decoder, model.unembedding)
-    prepacked = PrepackedWeights(model)
-    prepacked.cuda_steps = CUDADecodeStepPool(model)
-    return prepacked
-
-
 def _int8_linear_of(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
     return module.int8 if isinstance(module, Unembedding) else module if isinstance(module, Int8Linear) else None
-
-
-def _is_cpu_float32(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _has_onednn() -> bool:

@@ -1,7 +1,7 @@
 """Capture a GPT decode step on a GPU as a CUDA graph that also chooses the next token.
 
 For small models, the time of an eager decode step is dominated by hundreds of kernel launches. This step uses few
-kernels and replays them as a graph. `cuda_decode.is_supported_by_kernels` returns whether a model is supported.
+kernels and replays them as a graph. `CUDABackend.supports` returns which models are supported.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class CUDADecodeStep:
     def __init__(self, model: GPT, weights: KernelWeights, *, batch: int, capacity: int) -> None:
         self.cache = model.new_cache(batch=batch, capacity=capacity)
         self.in_use = False
-        """Whether a caller of `CUDADecodeStepPool.acquire` is using this step."""
+        """Whether a caller of `CUDADecodeStepPool.acquire` has not released this step yet."""
         token_embedding = weights.token_embedding
         device = token_embedding.device
         # Hopper and newer GPUs support programmatic dependent launch: a kernel may start before the previous one ends.
@@ -153,7 +153,10 @@ class CUDADecodeStep:
             return
         step = self._steps[:1]
         uniform = self.uniform.index_select(0, step)[0]
-        chosen = choose_next_ids(self.logits, sampling, seen_mask=None, uniform=uniform)
+        # Sorting the full vocabulary for top-p avoids reading a number back, which a graph cannot do.
+        chosen = choose_next_ids(
+            self.logits, sampling, seen_mask=None, uniform=uniform, n_candidates=self.logits.shape[1]
+        )
         self.output_ids.index_copy_(0, step, chosen[None])
         self.output_log_p.index_copy_(0, step, gather_log_probabilities(self.logits, chosen)[None])
         self.ids.copy_(chosen)

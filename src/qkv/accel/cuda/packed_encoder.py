@@ -69,6 +69,9 @@ class PackedEncoder:
         if compiled:
             self._run = torch.compile(self._forward_packed, dynamic=False, fullgraph=True, mode="reduce-overhead")
 
+    def group(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        return pack_by_length(lengths)
+
     @torch.no_grad()
     def encode(self, ids: TokenRows, segments: TokenRows | None = None) -> Residual:
         """Return the final states in shape (text, position, d_model), with zeros after the end of each text."""

@@ -1,0 +1,87 @@
+"""The CUDA backend: Triton kernels for GPTs, variable-length encoding for BERTs, and fused modules for the rest."""
+
+from importlib.util import find_spec
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from qkv.accel.cuda.decode_engine import CUDADecodeEngine
+from qkv.accel.cuda.decode_pool import CUDADecodeStepPool
+from qkv.accel.cuda.packed_encoder import PackedEncoder
+from qkv.accel.support import reason_modules_are_unsupported
+from qkv.choices import BackendName, NormPosition
+from qkv.generation.decode_engine import DecodeEngine
+from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
+from qkv.nn import Block, ConcatenatedSinusoidalPositions, RotaryEmbedding
+
+
+class CUDABackend:
+    """Backend for GPT and BERT models on an NVIDIA GPU.
+
+    The captured decode steps of a GPT are kept for as long as the model exists.
+    """
+
+    name = BackendName.CUDA
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pools: WeakKeyDictionary[nn.Module, CUDADecodeStepPool] = WeakKeyDictionary()
+
+    def supports(self, model: Model) -> str | None:
+        """Return `None` if the backend can run the model, and otherwise the reason why it cannot."""
+        parameter = next(model.parameters())
+        if not parameter.is_cuda:
+            return f"requires a model on an NVIDIA GPU, but this one is on {parameter.device}"
+        match model:
+            case GPT():
+                if find_spec("triton") is None:
+                    return "requires Triton, which is not installed (PyTorch builds for Linux and CUDA include it)"
+                return reason_kernels_are_unsupported(model)
+            case BERT():
+                return reason_varlen_is_unsupported(model)
+            case Seq2Seq() | RNNSeq2Seq():
+                return f"has no kernels for {type(model).__name__} models"
+
+    def decode_engine(self, model: GPT, *, batch: int, capacity: int) -> DecodeEngine:
+        with self._lock:
+            pool = self._pools.setdefault(model, CUDADecodeStepPool())
+        return CUDADecodeEngine(model, pool, batch=batch, capacity=capacity)
+
+    def encode_engine(self, model: BERT, *, compile: bool = False) -> PackedEncoder:  # noqa: A002 - torch's term
+        return PackedEncoder(model, compiled=compile)
+
+
+def reason_kernels_are_unsupported(model: GPT) -> str | None:
+    """Return why the Triton decode kernels cannot run this GPT, or `None` if they can."""
+    config, embedding = model.config, model.embedding
+    conditions = {
+        "requires evaluation mode (model.eval())": not model.training,
+        "causal=false is not supported": config.causal,
+        "sliding_window is not supported": config.sliding_window is None,
+        "embedding_norm is not supported": embedding.norm is None,
+        f"positions={config.positions.value!r} is not supported": not isinstance(
+            embedding.position, ConcatenatedSinusoidalPositions
+        )
+        and (model.relative_positions is None or isinstance(model.relative_positions, RotaryEmbedding)),
+        "norm_position='post' is not supported": all(
+            block.norm_position is NormPosition.PRE for block in model.blocks if isinstance(block, Block)
+        ),
+    }
+    reason = next((reason for reason, is_met in conditions.items() if not is_met), None)
+    return reason or reason_modules_are_unsupported([("", model)], (nn.Linear,))
+
+
+def reason_varlen_is_unsupported(model: BERT) -> str | None:
+    """Return why PyTorch's variable-length attention kernel cannot run this BERT, or `None` if it can."""
+    weight, config = model.embedding.token.weight, model.config
+    conditions = {
+        f"requires 16-bit weights, got {weight.dtype}": weight.dtype in (torch.bfloat16, torch.float16),
+        f"positions={config.positions.value!r} is not supported for an encoder": model.relative_positions is None,
+        "sliding_window is not supported for an encoder": config.sliding_window is None,
+        "scale_scores=false is not supported for an encoder": config.scale_scores,
+        "requires as many key/value heads as query heads, of equal width": (config.n_heads, config.d_head)
+        == (config.n_kv_heads, config.d_value),
+    }
+    return next((reason for reason, is_met in conditions.items() if not is_met), None)

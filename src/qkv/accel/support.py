@@ -1,0 +1,50 @@
+"""Conditions that decide whether a fast path supports a model, shared by all backends."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from qkv.choices import AttentionKernel, HeadCombination
+from qkv.nn import Attention, FeedForward, Tap
+
+
+def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
+    """Return whether the module has a forward hook or is a tap in use.
+
+    Fast paths skip the module's `forward` method, so they must not be used if this function returns True.
+    """
+    if isinstance(module, Tap):
+        return module.is_in_use
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # noqa: SLF001 - torch has no public query
+
+
+def reason_modules_are_unsupported(
+    roots: Iterable[tuple[str, nn.Module]], linear_types: tuple[type[nn.Module], ...]
+) -> str | None:
+    """Return why an engine that replaces the forward pass of all modules below `roots` cannot do so, or `None`.
+
+    Such an engine requires standard attention layers, linear layers of the given types, and neither hooks nor taps in
+    use. `roots` contains a name and a module each.
+    """
+    for root_name, root in roots:
+        for name, module in root.named_modules(prefix=root_name):
+            if has_hooks_or_is_active_tap(module):
+                return f"{name} has a hook" if not isinstance(module, Tap) else f"{name} is being recorded or changed"
+            linears: list[tuple[str, nn.Module | None]] = []
+            if isinstance(module, Attention):
+                if module.kernel is not AttentionKernel.FUSED:
+                    return f"{name} uses the attention kernel {module.kernel.value!r}"
+                if module.head_config.combination is not HeadCombination.SPLIT:
+                    return f"head_combination={module.head_config.combination.value!r} is not supported"
+                linears = [(part, getattr(module, part)) for part in ("q_proj", "k_proj", "v_proj", "out_proj")]
+            elif isinstance(module, FeedForward):
+                linears = [(part, getattr(module, part)) for part in ("up_proj", "down_proj", "gate_proj")]
+            for part, linear in linears:
+                if linear is not None and type(linear) not in linear_types:
+                    return f"{name}.{part} is a {type(linear).__name__}"
+    return None
+
+
+def tensor_version(tensor: Tensor) -> tuple[int, int]:
+    """Return a key that changes if the tensor is replaced or modified, except for in-place changes through `.data`."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

@@ -1,0 +1,131 @@
+"""The seam between the reference implementation and the fast paths in `accel`.
+
+Only this module imports `accel`. It offers two kinds of entry points. An engine replaces the forward pass of a whole
+model: `decode_engine` generates tokens, and `encode_engine` encodes texts. `accelerated` replaces single modules of a
+model by faster ones that share their parameters. A `backend` of `"eager"` selects the reference implementation, which
+supports every model.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from qkv.accel.cpu.backend import CPUBackend
+from qkv.accel.cuda.backend import CUDABackend
+from qkv.accel.swap import accelerated
+from qkv.choices import BackendName
+from qkv.data.length_batches import batch_by_length
+from qkv.errors import InputError
+from qkv.generation.decode_engine import DecodeEngine, TokenLists, eager_engine, right_pad_sequences
+from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
+from qkv.tensors import Residual
+
+__all__ = ["BACKENDS", "Backend", "EncodeEngine", "accelerated", "decode_engine", "encode_engine", "select_backend"]
+
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 1 << 16
+"""Maximum number of tokens, including padding, in a batch of the eager encoder.
+
+On a CPU, small batches are fastest because their activations fit into the cache.
+"""
+
+
+class EncodeEngine(Protocol):
+    """Computes the final states of texts with a BERT."""
+
+    def group(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the indices of the texts to encode together, given the lengths of all texts."""
+        ...
+
+    def encode(self, ids: TokenLists, segments: TokenLists | None = None) -> Residual:
+        """Return the final states of a group of texts, with shape (text, position, d_model), padded on the right."""
+        ...
+
+
+class Backend(Protocol):
+    """An implementation of the forward passes of some models."""
+
+    name: str
+
+    def supports(self, model: Model) -> str | None:
+        """Return `None` if the backend can run the model in its present state, and otherwise the reason."""
+        ...
+
+    def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine: ...
+
+    def encode_engine(self, model: BERT, *, compile: bool = False) -> EncodeEngine:  # noqa: A002 - torch's term
+        """Return an encoder. `compile` makes later batches faster, but the first batch of each size much slower."""
+        ...
+
+
+class EagerBackend:
+    """The reference implementation, which runs the `forward` methods of the models."""
+
+    name = BackendName.EAGER
+
+    def supports(self, model: Model) -> str | None:  # noqa: ARG002
+        return None
+
+    def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
+        return eager_engine(model, batch=batch, capacity=capacity)
+
+    def encode_engine(self, model: BERT, *, compile: bool = False) -> EncodeEngine:  # noqa: A002
+        if compile:
+            raise InputError(
+                "compilation requires a GPU and 16-bit weights; load the model with device='cuda', dtype='bfloat16'"
+            )
+        return EagerEncoder(model)
+
+
+class EagerEncoder:
+    """Encoder that pads the texts of a batch to the same length."""
+
+    def __init__(self, model: BERT) -> None:
+        self._model = model
+        self._device = model.embedding.token.weight.device
+
+    def group(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        return batch_by_length(lengths, CPU_BATCH_TOKENS if self._device.type == "cpu" else GPU_BATCH_TOKENS)
+
+    def encode(self, ids: TokenLists, segments: TokenLists | None = None) -> Residual:
+        config = self._model.config
+        padded_ids, attention_mask = right_pad_sequences(ids, self._device, config.vocab_size)
+        padded_segments = None
+        if segments is not None:
+            padded_segments = right_pad_sequences(segments, self._device, config.n_segments)[0]
+        return self._model(padded_ids, segments=padded_segments, attention_mask=attention_mask)
+
+
+BACKENDS: tuple[Backend, ...] = (CUDABackend(), CPUBackend(), EagerBackend())
+"""All backends, fastest first. With `backend="auto"`, the first one that supports the model runs it."""
+
+
+def select_backend(model: Model, backend: str = BackendName.AUTO) -> Backend:
+    """Return the backend with this name, or the fastest one that supports the model.
+
+    Raises `InputError` if the named backend does not support the model.
+    """
+    if backend == BackendName.AUTO:
+        return next(candidate for candidate in BACKENDS if candidate.supports(model) is None)
+    named = next((candidate for candidate in BACKENDS if candidate.name == backend), None)
+    if named is None:
+        raise InputError(f"--backend {backend}: must be one of {', '.join(BackendName)}")
+    if (reason := named.supports(model)) is not None:
+        raise InputError(f"--backend {backend}: {reason}")
+    return named
+
+
+def decode_engine(
+    model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int, backend: str = BackendName.AUTO
+) -> DecodeEngine:
+    """Create an engine that generates tokens for `batch` sequences of at most `capacity` tokens.
+
+    Pass `functools.partial(decode_engine, backend=…)` as `create_engine` to the functions in `generation`.
+    """
+    with torch.inference_mode():
+        return select_backend(model, backend).decode_engine(model, batch=batch, capacity=capacity)
+
+
+def encode_engine(model: BERT, *, backend: str = BackendName.AUTO, compile: bool = False) -> EncodeEngine:  # noqa: A002
+    """Create an encoder that computes the final states of texts. See `Backend.encode_engine` for `compile`."""
+    return select_backend(model, backend).encode_engine(model, compile=compile)
