@@ -11,10 +11,10 @@ import torch
 from benchmarks import machine
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions
-from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.files import load_config
 from qkv.cost import Mode, Precision, Workload, compare_attention_with_rnn_costs, count_parameters
+from qkv.engines import decode_engine
 from qkv.generation import translate
 from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
@@ -102,7 +102,6 @@ def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, in
     """Return a function that builds the timed step for a task and a length. All steps use the same random model."""
     model = build_random_model(config, device, Precision.FLOAT32)
     assert isinstance(model, RNNSeq2Seq | Seq2Seq)
-    prepacked = prepack_weights(model)
     batch = BATCH[device.type]
 
     def build_step(task: str, n: int) -> Step:
@@ -113,7 +112,9 @@ def build_timed_steps(config: Config, device: torch.device) -> Callable[[str, in
         if task == ENCODE:
             return torch.inference_mode()(lambda: model.encode(ids))
         sources = ids.tolist()
-        return lambda: translate(model, sources, start_id=0, max_new=[n], stop_ids=frozenset(), prepacked=prepacked)
+        return lambda: translate(
+            model, sources, start_id=0, max_new=[n], stop_ids=frozenset(), create_engine=decode_engine
+        )
 
     return build_step
 

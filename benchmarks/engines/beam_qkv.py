@@ -6,14 +6,13 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.beam_workload import END, PAD, TranslateFunction, Workload, serve_translation
-from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import BeamConfig
+from qkv.engines import decode_engine
 from qkv.generation import translate
 
 
 def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dict[str, str]]:
     model = workload.model()
-    packing = prepack_weights(model)
 
     def run(sources: Tensor, no_repeat: int | None) -> list[list[int]]:
         beam = BeamConfig(n_beams=workload.n_beams, no_repeat_ngram_size=no_repeat)
@@ -24,7 +23,7 @@ def build(workload: Workload, _: dict[str, Any]) -> tuple[TranslateFunction, dic
             max_new=[workload.length] * len(sources),
             stop_ids=frozenset({END}),
             beam=beam,
-            prepacked=packing,
+            create_engine=decode_engine,
         )
         return [best[0].ids for best in result]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import qkv
 from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
-from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import SamplingConfig
+from qkv.engines import decode_engine
 from qkv.generation import generate
 from qkv.weights.int8_storage import quantize_linears_to_int8
 
@@ -14,10 +14,12 @@ def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction
     model = workload.model()
     if options.get("int8"):
         quantize_linears_to_int8(model)
-    packing, greedy = prepack_weights(model), SamplingConfig(temperature=0)
+    greedy = SamplingConfig(temperature=0)
 
     def run(prompts: list[list[int]], n: int) -> list[list[int]]:
-        return [text.new_ids for text in generate(model, prompts, max_new=n, sampling=greedy, prepacked=packing)]
+        return [
+            text.new_ids for text in generate(model, prompts, max_new=n, sampling=greedy, create_engine=decode_engine)
+        ]
 
     return run, {"qkv": qkv.__version__}
 

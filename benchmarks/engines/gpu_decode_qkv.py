@@ -7,8 +7,8 @@ import torch
 import qkv
 from benchmarks.engines.decode_workload import GenerateFunction
 from benchmarks.engines.gpu_decode_workload import Workload, serve_gpu_decoding
-from qkv.accel.cpu.prepacked_weights import prepack_weights
 from qkv.config import SamplingConfig
+from qkv.engines import decode_engine
 from qkv.generation import generate
 from qkv.models import GPT
 
@@ -19,9 +19,8 @@ def build(_work: Workload, model: GPT, _options: dict[str, Any]) -> tuple[Any, d
     def prepare(is_timed: bool) -> GenerateFunction:  # noqa: FBT001
         if is_timed:
             model.to(torch.bfloat16)
-        packing = prepack_weights(model)
         return lambda prompts, n: [
-            text.new_ids for text in generate(model, prompts, max_new=n, sampling=GREEDY, prepacked=packing)
+            text.new_ids for text in generate(model, prompts, max_new=n, sampling=GREEDY, create_engine=decode_engine)
         ]
 
     return prepare, {"qkv": qkv.__version__}

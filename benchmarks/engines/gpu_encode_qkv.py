@@ -7,7 +7,7 @@ from torch import Tensor
 
 import qkv
 from benchmarks.engines.gpu_encode_workload import Encoder, Workload, serve_encoding
-from qkv.accel.cuda.packed_encoder import PackedEncoder, pack_by_length
+from qkv.engines import encode_engine
 from qkv.models import BERT, build
 from qkv.weights import config_from_published, load_published_weights
 
@@ -18,18 +18,18 @@ def build_encoder(workload: Workload, options: dict[str, Any]) -> Encoder:
     model = build(config_from_published(published.config.to_dict(), tensors)).eval()  # type: ignore[union-attr,operator]
     assert isinstance(model, BERT)
     load_published_weights(model, tensors)
-    encoder = PackedEncoder(model.to(workload.device, workload.dtype), compiled=options.get("compiled", False))
+    encoder = encode_engine(model.to(workload.device, workload.dtype), compile=options.get("compiled", False))
     texts = workload.rows()
 
     def encode() -> list[Tensor]:
         return [
             encoder.encode([texts[index] for index in indices])
-            for indices in pack_by_length([len(row) for row in texts])
+            for indices in encoder.group([len(row) for row in texts])
         ]
 
     def means() -> Tensor:
         result = torch.zeros(len(texts), workload.d_model, device=workload.device)
-        for indices, states in zip(pack_by_length([len(row) for row in texts]), encode(), strict=True):
+        for indices, states in zip(encoder.group([len(row) for row in texts]), encode(), strict=True):
             lengths = torch.tensor([len(texts[index]) for index in indices], device=workload.device)
             result[indices] = states.float().sum(1) / lengths[:, None]
         return result

@@ -21,7 +21,16 @@ from qkv.generation.decode_engine import DecodeEngine, TokenLists, eager_engine,
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.tensors import Residual
 
-__all__ = ["BACKENDS", "Backend", "EncodeEngine", "accelerated", "decode_engine", "encode_engine", "select_backend"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "EncodeEngine",
+    "accelerated",
+    "decode_engine",
+    "encode_engine",
+    "explain_backends",
+    "select_backend",
+]
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 1 << 16
 """Maximum number of tokens, including padding, in a batch of the eager encoder.
@@ -113,6 +122,16 @@ def select_backend(model: Model, backend: str = BackendName.AUTO) -> Backend:
     if (reason := named.supports(model)) is not None:
         raise InputError(f"--backend {backend}: {reason}")
     return named
+
+
+def explain_backends(model: Model, backend: str = BackendName.AUTO) -> tuple[str, dict[str, str]]:
+    """Return the name of the selected backend, and for each faster backend the reason why it is not used."""
+    selected, reasons = select_backend(model, backend), dict[str, str]()
+    for candidate in BACKENDS:
+        if candidate is selected:
+            break
+        reasons[candidate.name] = candidate.supports(model) or f"not selected by --backend {backend}"
+    return selected.name, reasons
 
 
 def decode_engine(

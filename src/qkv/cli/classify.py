@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import InferenceDType
-from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
+from qkv.choices import BackendName, InferenceDType
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption
 from qkv.cli.model_argument import ModelArgument
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def classify(
     ] = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per text, including the probability of every class.")
     ] = False,
@@ -58,7 +59,7 @@ def classify(
     )
     from qkv.tasks import TextEncoder
 
-    task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
+    task = DeviceOptions(device=device, dtype=dtype, backend=backend).load_task_as_and_print_remarks(TextEncoder, model)
     batches = tokenize_in_batches_and_report_truncation(
         task, split_tab_separated_pairs(iter_input_texts(texts)), truncate=truncate
     )

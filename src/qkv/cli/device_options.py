@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import InferenceDType
+from qkv.choices import BackendName, InferenceDType
 from qkv.cli.progress import print_status
 
 if TYPE_CHECKING:
@@ -29,20 +29,29 @@ Int8Option = Annotated[
 ]
 DtypeOption = Annotated[InferenceDType, typer.Option(help="Data type of the weights and activations.")]
 
+BackendOption = Annotated[
+    BackendName,
+    typer.Option(
+        help="Implementation of the model: auto (the fastest that supports the model), eager (plain PyTorch), cpu or "
+        "cuda. `qkv doctor` lists which backends support which models."
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """The device and data type that a command uses for its model."""
+    """The device, data type and backend that a command uses for its model."""
 
     device: str = "auto"
     dtype: InferenceDType = InferenceDType.FLOAT32
     int8: bool = False
+    backend: BackendName = BackendName.AUTO
 
     def load_task_and_print_remarks(self, model: str) -> "Task":
         """Load a model and print its warnings."""
         from qkv.tasks import load
 
-        task = load(model, int8=self.int8, device=self.device, dtype=self.dtype)
+        task = load(model, int8=self.int8, device=self.device, dtype=self.dtype, backend=self.backend)
         _print_remarks(task, model)
         return task
 
@@ -50,7 +59,7 @@ class DeviceOptions:
         """Load a model, check that it has the given task type, and print its warnings."""
         from qkv.tasks import load_as
 
-        task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype)
+        task = load_as(kind, model, int8=self.int8, device=self.device, dtype=self.dtype, backend=self.backend)
         _print_remarks(task, model)
         return task
 

@@ -41,7 +41,7 @@ def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print one JS
       qkv doctor
       qkv doctor --json
     """
-    rows = [*_environment_rows(), *_matmul_rate_and_calibration_rows(), *_extra_rows()]
+    rows = [*_environment_rows(), *_backend_rows(), *_matmul_rate_and_calibration_rows(), *_extra_rows()]
     if as_json:
         print(json.dumps({name: {"value": value, "note": note} for name, value, note in rows}, ensure_ascii=False))
     else:
@@ -97,6 +97,34 @@ def _gpu_row() -> DiagnosticRow:
         f"{properties.name}{others}",
         f"{properties.total_memory / 2**30:.0f} GiB; used by default (see --device)",
     )
+
+
+def _backend_rows() -> list[DiagnosticRow]:
+    """Return, for each model family, the backend that runs it on this machine, and why the others do not.
+
+    Small models with the architecture of the shipped ones stand for their families.
+    """
+    import torch
+
+    from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
+    from qkv.engines import explain_backends
+    from qkv.models import build
+
+    sizes = {"vocab_size": 8, "d_model": 8}
+    shape = {**sizes, "context_length": 8, "n_heads": 2}
+    configs = {
+        "GPT": GPTConfig(**shape, n_layers=1),
+        "BERT": BERTConfig(**shape, n_layers=1),
+        "encoder–decoder": Seq2SeqConfig(**shape, n_encoder_layers=1, n_decoder_layers=1),
+        "RNN": RNNConfig(**sizes, n_encoder_layers=1, n_decoder_layers=1),
+    }
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = []
+    for family, config in configs.items():
+        with torch.inference_mode():
+            selected, reasons = explain_backends(build(config).eval().to(device))
+        rows.append((f"backend, {family}", selected, "; ".join(f"{name}: {why}" for name, why in reasons.items())))
+    return rows
 
 
 def _matmul_rate_and_calibration_rows() -> list[DiagnosticRow]:

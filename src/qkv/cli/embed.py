@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.choices import InferenceDType, Pooling
-from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
+from qkv.choices import BackendName, InferenceDType, Pooling
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption
 from qkv.cli.model_argument import ModelArgument
 from qkv.errors import DiskError, InputError
 
@@ -44,6 +44,7 @@ def embed(
     ] = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
     """Compute an embedding vector for each text.
@@ -63,7 +64,7 @@ def embed(
 
     if out is not None:
         _check_npy_output(out, as_json=as_json)
-    task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
+    task = DeviceOptions(device=device, dtype=dtype, backend=backend).load_task_as_and_print_remarks(TextEncoder, model)
     batches = tokenize_in_batches_and_report_truncation(
         task, iter_input_texts(texts), truncate=truncate, max_tokens=task.embedding.max_tokens
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.device_options import DeviceOption, DeviceOptions
+from qkv.choices import BackendName
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions
 from qkv.cli.model_argument import ModelArgument
 from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
@@ -57,6 +58,7 @@ def evaluate(
         bool, typer.Option("--int8", help="Quantize MODEL to int8 (CPU only). The model of --against is not quantized.")
     ] = False,
     device: DeviceOption = "auto",
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate a model on held-out data.
@@ -85,7 +87,7 @@ def evaluate(
     _check_one_dataset({"--text": text, "--pairs": pairs, "--labeled": labeled})
     if truncate and labeled is None:
         raise InputError("--truncate requires --labeled")
-    device_options = DeviceOptions(device=device, int8=int8)
+    device_options = DeviceOptions(device=device, int8=int8, backend=backend)
     if pairs is not None:
         from qkv.cli.evaluate_pairs import evaluate_pairs
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.choices import InferenceDType, SpecialToken
-from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption
+from qkv.choices import BackendName, InferenceDType, SpecialToken
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption
 from qkv.cli.model_argument import ModelArgument
 
 
@@ -24,6 +24,7 @@ def fill(
     ] = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
 ) -> None:
     """Predict the masked words of each text.
@@ -49,7 +50,7 @@ def fill(
     )
     from qkv.tasks import TextEncoder
 
-    task = DeviceOptions(device=device, dtype=dtype).load_task_as_and_print_remarks(TextEncoder, model)
+    task = DeviceOptions(device=device, dtype=dtype, backend=backend).load_task_as_and_print_remarks(TextEncoder, model)
     batches = tokenize_in_batches_and_report_truncation(
         task, iter_input_texts(texts), truncate=truncate, parse_special_tokens=True
     )

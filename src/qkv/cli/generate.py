@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.choices import InferenceDType
-from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption, Int8Option
+from qkv.choices import BackendName, InferenceDType
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption, Int8Option
 from qkv.cli.model_argument import ModelArgument
 from qkv.cli.profile_report import ProfileOption, TraceOption, check_trace_path
 from qkv.errors import InputError, WeightsError
@@ -160,6 +160,7 @@ def generate(
     int8: Int8Option = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
+    backend: BackendOption = BackendName.AUTO,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="After each text, print the log probability of every generated token.")
@@ -223,7 +224,9 @@ def generate(
     prompt_texts = list(iter_input_texts(prompts))
     if "" in prompt_texts:
         _reject_model_trained_on_single_document(model)
-    task = DeviceOptions(int8=int8, device=device, dtype=dtype).load_task_as_and_print_remarks(LanguageModel, model)
+    task = DeviceOptions(int8=int8, device=device, dtype=dtype, backend=backend).load_task_as_and_print_remarks(
+        LanguageModel, model
+    )
     _report_earlier_best_checkpoint(Path(model))
     _generate_and_print(task, prompt_texts, options)
 
@@ -311,7 +314,18 @@ def _warm_up_and_print_generation_profile(
     reason = "the cost of int8 is not estimated" if _is_int8(task) else "the prompts do not fit into one batch"
     workload = f"{n_new:,} new token{'s' * (n_new != 1)}, {len(prompts):,} prompt{'s' * (len(prompts) != 1)}"
     print_profile(profile, workload, no_bound_reason=reason)
+    _print_backend(task)
     return continuations
+
+
+def _print_backend(task: "LanguageModel") -> None:
+    """Print which backend generated the text, and why the others did not."""
+    from qkv.cli.progress import print_status
+    from qkv.engines import explain_backends
+
+    selected, reasons = explain_backends(task.model, task.backend)
+    others = "".join(f"; {name} is not used: {reason}" for name, reason in reasons.items())
+    print_status(f"backend: {selected}{others}")
 
 
 def _estimate_single_batch_generation_cost(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.device_options import DeviceOption, DeviceOptions
+from qkv.choices import BackendName
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions
 from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
@@ -26,6 +27,7 @@ def similar(
         bool, typer.Option("--truncate", help="Truncate texts that exceed the context length instead of failing.")
     ] = False,
     device: DeviceOption = "auto",
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
     """Find the lines of a file that are most similar to each query.
@@ -53,7 +55,7 @@ def similar(
     from qkv.tasks.similarity import find_nearest_by_dot_product
 
     lines = _read_nonblank_lines(among)
-    task = DeviceOptions(device=device).load_task_as_and_print_remarks(TextEncoder, model)
+    task = DeviceOptions(device=device, backend=backend).load_task_as_and_print_remarks(TextEncoder, model)
     if task.model.config.sentence_embedding is None:
         print_status(
             f"{model}: the model was not trained to compare texts, so it finds similar wording rather than similar "

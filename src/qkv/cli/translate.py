@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.choices import InferenceDType
-from qkv.cli.device_options import DeviceOption, DeviceOptions, DtypeOption, Int8Option
+from qkv.choices import BackendName, InferenceDType
+from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption, Int8Option
 from qkv.cli.model_argument import ModelArgument
 from qkv.errors import InputError
 
@@ -128,6 +128,7 @@ def translate(
     int8: Int8Option = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = InferenceDType.FLOAT32,
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per text, including tokens and scores.")
     ] = False,
@@ -158,7 +159,9 @@ def translate(
     )
     output.check(texts)
     terms = {} if glossary is None else read_glossary(glossary)
-    task = _load_translator_and_print_remarks(model, DeviceOptions(int8=int8, device=device, dtype=dtype), prefix)
+    task = _load_translator_and_print_remarks(
+        model, DeviceOptions(int8=int8, device=device, dtype=dtype, backend=backend), prefix
+    )
     translate_batch = partial(
         task.translate_batch,
         beam=beam_config,

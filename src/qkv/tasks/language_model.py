@@ -213,7 +213,7 @@ class LanguageModel:
                 sizes.append((len(ids) - 1, len(text.encode())))
                 yield ids
 
-        for index, loss_sum in enumerate(document_nll_sums(self.model, encode_documents())):
+        for index, loss_sum in enumerate(document_nll_sums(self.model, encode_documents(), backend=self.backend)):
             n_targets, n_bytes = sizes[index]
             yield EvaluationResult(loss_sum=loss_sum, n_targets=n_targets, n_bytes=n_bytes)
 

@@ -1,13 +1,16 @@
 """Compute the negative log-likelihood of documents under a GPT model."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.choices import BackendName
 from qkv.data.length_batches import batch_by_length
+from qkv.engines import accelerated
 from qkv.errors import InputError
 from qkv.models import GPT
 from qkv.tensors import IGNORE_INDEX
@@ -52,12 +55,16 @@ def split_into_overlapping_windows(
 
 
 def document_nll_sums(
-    model: GPT, documents: Iterable[list[int]], *, max_batch_tokens: int | None = None
+    model: GPT,
+    documents: Iterable[list[int]],
+    *,
+    max_batch_tokens: int | None = None,
+    backend: str = BackendName.AUTO,
 ) -> Iterator[float]:
     """Yield the negative log-likelihood of each document in nats, in document order.
 
     The result is the sum over all ids of the document except the first. `max_batch_tokens` is the maximum number of
-    tokens per batch. The default depends on the device.
+    tokens per batch. The default depends on the device. With `backend="eager"`, no module is replaced by a fused one.
     """
     if max_batch_tokens is None:
         device = model.embedding.token.weight.device
@@ -66,15 +73,20 @@ def document_nll_sums(
         raise InputError(
             "a model with causal=False attends to the tokens it would predict, so it cannot score documents"
         )
+
+    def score(pending: list[list[int]]) -> list[float]:
+        with nullcontext() if backend == BackendName.EAGER else accelerated(model, "inference"):
+            return _document_loss_sums(model, pending, max_batch_tokens)
+
     pending: list[list[int]] = []
     n_pending = 0
     for ids in documents:
         pending.append(ids)
         n_pending += len(ids)
         if n_pending >= PREFETCH_BATCHES * max_batch_tokens:
-            yield from _document_loss_sums(model, pending, max_batch_tokens)
+            yield from score(pending)
             pending, n_pending = [], 0
-    yield from _document_loss_sums(model, pending, max_batch_tokens)
+    yield from score(pending)
 
 
 def _document_loss_sums(model: GPT, documents: list[list[int]], max_batch_tokens: int) -> list[float]:

@@ -15,6 +15,7 @@ from qkv.choices import SpecialToken
 from qkv.config import PairsConfig, Recipe, Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch, PairBatches
 from qkv.data.pair_store import PAIRS_FILE, PairStore, tokenize_and_delete_pair_texts
+from qkv.engines import decode_engine
 from qkv.errors import ConfigError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
@@ -156,6 +157,7 @@ class PairsCorpus:
                 start_id=target_tokenizer.special_id(SpecialToken.BOS),
                 max_new=[2 * len(encoded[i]) + 10 for i in batch],
                 stop_ids=frozenset({target_tokenizer.special_id(SpecialToken.EOS)}),
+                create_engine=decode_engine,
             )
             for i, (hypothesis, *_) in zip(batch, best, strict=True):
                 translations[i] = target_tokenizer.decode(hypothesis.ids)

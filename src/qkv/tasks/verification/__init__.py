@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from qkv.choices import CheckStatus
+from qkv.choices import BackendName, CheckStatus
+from qkv.engines import BACKENDS
 from qkv.tasks.devices import resolve_device
 from qkv.tasks.loader import load_pretrained
 from qkv.tasks.verification import computation_checks, storage_checks
@@ -78,16 +79,25 @@ _COMPUTATION_CHECKS = {
     "greedy": Check(
         partial(computation_checks.relative_generated_log_prob_error, n_beams=1),
         ROUNDING_TOLERANCE,
-        "greedy tokens and their log-probabilities compared with eager",
+        "greedy tokens from cached decode steps compared with eager",
     ),
     "beam": Check(
         partial(computation_checks.relative_generated_log_prob_error, n_beams=3),
         ROUNDING_TOLERANCE,
-        "log-probabilities of 3-beam search compared with eager",
+        "log-probabilities of cached 3-beam search compared with eager",
     ),
     "compiled": Check(
         computation_checks.compare_compiled, ROUNDING_TOLERANCE, "torch.compile compared with eager", is_quick=False
     ),
+}
+_BACKEND_CHECKS = {
+    f"{backend.name} backend": Check(
+        partial(computation_checks.compare_backend, backend=backend),
+        ROUNDING_TOLERANCE,
+        f"greedy and beam search or encoding by the {backend.name} backend compared with eager",
+    )
+    for backend in BACKENDS
+    if backend.name != BackendName.EAGER
 }
 _STORAGE_CHECKS = {
     "saved": Check(
@@ -134,7 +144,7 @@ _STORAGE_CHECKS = {
         is_quick=False,
     ),
 }
-CHECKS = _COMPUTATION_CHECKS | _STORAGE_CHECKS
+CHECKS = _COMPUTATION_CHECKS | _BACKEND_CHECKS | _STORAGE_CHECKS
 
 
 @dataclass(frozen=True, kw_only=True)

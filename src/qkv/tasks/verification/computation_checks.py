@@ -7,7 +7,8 @@ import torch
 
 from qkv.choices import AttentionKernel
 from qkv.config import BeamConfig, SamplingConfig
-from qkv.generation import beam_generate, generate, translate
+from qkv.engines import Backend
+from qkv.generation import EngineFactory, beam_generate, eager_engine, generate, translate
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import use_attention_kernel
 from qkv.tasks.verification import implementations
@@ -72,14 +73,34 @@ def compare_compiled(case: VerificationCase) -> float:
     )
 
 
-def relative_generated_log_prob_error(case: VerificationCase, *, n_beams: int) -> float:
+def compare_backend(case: VerificationCase, *, backend: Backend) -> float:
+    """Compare the tokens that a backend generates, or the states that it encodes, with the eager implementation."""
+    if (reason := backend.supports(case.model)) is not None:
+        raise NotCheckedError(reason)
+    if isinstance(case.model, BERT):
+        engine = backend.encode_engine(case.model)
+        ids = [example.ids[0].tolist() for example in case.examples]
+        states = dict[int, torch.Tensor]()
+        for indices in engine.group([len(row) for row in ids]):
+            encoded = engine.encode([ids[index] for index in indices])
+            states |= {index: encoded[i, : len(ids[index])] for i, index in enumerate(indices)}
+        return case.relative_difference_from_reference(states[index] for index in range(len(ids)))
+    return max(
+        relative_generated_log_prob_error(case, n_beams=n_beams, create_engine=backend.decode_engine)
+        for n_beams in (1, 3)
+    )
+
+
+def relative_generated_log_prob_error(
+    case: VerificationCase, *, n_beams: int, create_engine: EngineFactory = eager_engine
+) -> float:
     """Compare the log-probabilities of generated tokens with those of the eager implementation.
 
     For greedy decoding, the gap to the most likely token is also included. Log-probabilities are compared instead of
     tokens because rounding may swap two equally likely tokens.
     """
-    shares = []
-    for example, (new_ids, new_log_probs) in zip(case.examples, _generate_for_all(case, n_beams=n_beams), strict=True):
+    shares, generated = [], _generate_for_all(case, n_beams=n_beams, create_engine=create_engine)
+    for example, (new_ids, new_log_probs) in zip(case.examples, generated, strict=True):
         prompt = example.ids if example.source is None else example.ids[:, :1]
         ids = torch.cat((prompt, torch.tensor([new_ids[:-1]], dtype=torch.long, device=case.device)), dim=1)
         with use_attention_kernel(case.model, AttentionKernel.EAGER):
@@ -102,7 +123,9 @@ def _require_generative(case: VerificationCase) -> GPT | Seq2Seq | RNNSeq2Seq:
     return model
 
 
-def _generate_for_all(case: VerificationCase, *, n_beams: int) -> list[tuple[list[int], list[float]]]:
+def _generate_for_all(
+    case: VerificationCase, *, n_beams: int, create_engine: EngineFactory
+) -> list[tuple[list[int], list[float]]]:
     """Generate tokens for all examples in one batch, and return the new ids with their log-probabilities.
 
     No stop token is set, so all outputs have the full length.
@@ -110,14 +133,26 @@ def _generate_for_all(case: VerificationCase, *, n_beams: int) -> list[tuple[lis
     model, beam_config = _require_generative(case), BeamConfig(n_beams=n_beams)
     prompts = [example.ids[0].tolist() for example in case.examples]
     if isinstance(model, GPT) and n_beams == 1:
-        texts = generate(model, prompts, max_new=N_NEW_TOKENS, sampling=SamplingConfig(temperature=0.0))
+        texts = generate(
+            model,
+            prompts,
+            max_new=N_NEW_TOKENS,
+            sampling=SamplingConfig(temperature=0.0),
+            create_engine=create_engine,
+        )
         return [(text.new_ids, text.log_probabilities) for text in texts]
     if isinstance(model, GPT):
-        results = beam_generate(model, prompts, max_new=N_NEW_TOKENS, beam=beam_config)
+        results = beam_generate(model, prompts, max_new=N_NEW_TOKENS, beam=beam_config, create_engine=create_engine)
     else:
         sources = [example.source[0].tolist() for example in case.examples if example.source is not None]
         max_new = [N_NEW_TOKENS] * len(sources)
         results = translate(
-            model, sources, start_id=prompts[0][0], max_new=max_new, stop_ids=frozenset(), beam=beam_config
+            model,
+            sources,
+            start_id=prompts[0][0],
+            max_new=max_new,
+            stop_ids=frozenset(),
+            beam=beam_config,
+            create_engine=create_engine,
         )
     return [(best.ids, best.log_probabilities) for best, *_ in results]
