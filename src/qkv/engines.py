@@ -7,7 +7,7 @@ supports every model.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -39,6 +39,7 @@ On a CPU, small batches are fastest because their activations fit into the cache
 """
 
 
+@runtime_checkable
 class EncodeEngine(Protocol):
     """Computes the final states of texts with a BERT."""
 
@@ -51,6 +52,7 @@ class EncodeEngine(Protocol):
         ...
 
 
+@runtime_checkable
 class Backend(Protocol):
     """An implementation of the forward passes of some models."""
 

@@ -83,6 +83,7 @@ class SamplingEngine(DecodeEngine, Protocol):
         ...
 
 
+@runtime_checkable
 class EngineFactory(Protocol):
     """Creates a decode engine for `batch` sequences of at most `capacity` tokens that are fed to the model."""
 
