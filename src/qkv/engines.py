@@ -7,13 +7,17 @@ supports every model.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from qkv.accel.cpu.backend import CPUBackend
+from qkv.accel.cpu.onednn_linear import onednn_replacement_finder
 from qkv.accel.cuda.backend import CUDABackend
-from qkv.accel.swap import accelerated
+from qkv.accel.cuda.fused_modules import find_fused_replacement
+from qkv.accel.int8 import check_int8_supported, quantize_linears_to_int8
+from qkv.accel.swap import ModuleSwap
 from qkv.choices import BackendName
 from qkv.data.length_batches import batch_by_length
 from qkv.errors import InputError
@@ -26,9 +30,11 @@ __all__ = [
     "Backend",
     "EncodeEngine",
     "accelerated",
+    "check_int8_supported",
     "decode_engine",
     "encode_engine",
     "explain_backends",
+    "quantize_linears_to_int8",
     "select_backend",
 ]
 
@@ -150,3 +156,18 @@ def decode_engine(
 def encode_engine(model: BERT, *, backend: str = BackendName.AUTO, compile: bool = False) -> EncodeEngine:  # noqa: A002
     """Create an encoder that computes the final states of texts. See `Backend.encode_engine` for `compile`."""
     return select_backend(model, backend).encode_engine(model, compile=compile)
+
+
+def accelerated(model: nn.Module, mode: Literal["train", "inference"]) -> ModuleSwap:
+    """Return a context manager that replaces modules of the model by faster ones for the device it is on now.
+
+    Only modules whose class is exactly that of the reference are replaced, and both share their parameters and names.
+    Results differ only by rounding. Keep the returned object if the model is compiled or entered repeatedly.
+    """
+    match next(model.parameters()).device.type, mode:
+        case "cuda", _:
+            return ModuleSwap(model, find_fused_replacement)
+        case "cpu", "train":
+            return ModuleSwap(model, onednn_replacement_finder(model))
+        case _:
+            return ModuleSwap(model, lambda _module: None)

@@ -2,7 +2,7 @@
 
 import torch
 
-from qkv.models.inputs import build_mask, position_ids_reserving_cache
+from qkv.models.stack import build_mask, position_ids_reserving_cache
 
 
 def positions_of(**rows):

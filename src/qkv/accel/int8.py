@@ -1,4 +1,4 @@
-"""Linear layer that computes with 8-bit integers.
+"""Linear layers that compute with 8-bit integers.
 
 Weights are quantized once, and activations are quantized at every call with FBGEMM on x86. FBGEMM quantizes an entire
 activation tensor with a single scale and 7 bits (with 8 bits, CPUs without VNNI would saturate), so a row with large
@@ -13,7 +13,12 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from qkv.accel.swap import share_attributes
 from qkv.errors import InputError
+from qkv.models import Model, RNNSeq2Seq
+from qkv.nn import Unembedding
+from qkv.tensors import Logits
+from qkv.weights.int8_storage import quantize_rows
 
 MIN_ROW_MAX = 1e-30
 """Lower bound for the maximum of a row, which prevents a division by zero in rows of zeros."""
@@ -71,6 +76,37 @@ class Int8Linear(nn.Module):
             return matmul(x.contiguous(), self._packed, True), None
         row_max = x.abs().amax(-1, keepdim=True).clamp_min_(MIN_ROW_MAX)
         return matmul(x / row_max, self._packed, True), row_max
+
+
+class Int8Unembedding(Unembedding):
+    """Unembedding that computes with 8-bit integers. The token embedding keeps the original weights."""
+
+    int8: Int8Linear
+
+    def forward(self, x: Float[Tensor, "batch position d_model"]) -> Logits:
+        return self.logits(self.int8(x * self.scale if self.scale != 1.0 else x))
+
+
+def quantize_linears_to_int8(model: Model) -> None:
+    """Replace all linear layers of a model with int8 layers, in place.
+
+    The token embedding, norms and biases are unchanged. Weights that were loaded from an int8 file are quantized to
+    exactly the stored values.
+    """
+    if isinstance(model, RNNSeq2Seq):
+        raise InputError("int8 inference is only supported for Transformers, but this model is an RNN")
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    for parent, name, child in children:
+        if type(child) is nn.Linear:
+            setattr(parent, name, _quantize_linear(child))
+        elif type(child) is Unembedding:
+            replacement = share_attributes(child, Int8Unembedding)
+            replacement.int8 = _quantize_linear(child)
+            setattr(parent, name, replacement)
+
+
+def _quantize_linear(linear: nn.Linear | Unembedding) -> Int8Linear:
+    return Int8Linear(*quantize_rows(linear.weight.detach().float()), linear.bias)
 
 
 def check_int8_supported() -> None:

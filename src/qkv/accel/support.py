@@ -19,12 +19,12 @@ def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
 
 
 def reason_modules_are_unsupported(
-    roots: Iterable[tuple[str, nn.Module]], linear_types: tuple[type[nn.Module], ...]
+    roots: Iterable[tuple[str, nn.Module]], linear_types: tuple[type[nn.Module], ...] | None
 ) -> str | None:
     """Return why an engine that replaces the forward pass of all modules below `roots` cannot do so, or `None`.
 
-    Such an engine requires standard attention layers, linear layers of the given types, and neither hooks nor taps in
-    use. `roots` contains a name and a module each.
+    Such an engine requires standard attention layers, linear layers of the given types (`None` allows all types), and
+    neither hooks nor taps in use. `roots` contains a name and a module each.
     """
     for root_name, root in roots:
         for name, module in root.named_modules(prefix=root_name):
@@ -40,7 +40,7 @@ def reason_modules_are_unsupported(
             elif isinstance(module, FeedForward):
                 linears = [(part, getattr(module, part)) for part in ("up_proj", "down_proj", "gate_proj")]
             for part, linear in linears:
-                if linear is not None and type(linear) not in linear_types:
+                if linear is not None and linear_types is not None and type(linear) not in linear_types:
                     return f"{name}.{part} is a {type(linear).__name__}"
     return None
 

@@ -1,16 +1,20 @@
-"""Temporarily replace modules of a model with accelerated versions of the same modules."""
+"""Temporarily replace modules of a model with other versions of the same modules."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-Mode = Literal["train", "inference"]
+from qkv.generation.decode_engine import DecodeEngine, RowIds, SequenceIndices, TokenLists
+from qkv.generation.sampling import NextLogits
+
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-FindReplacement = Callable[[nn.Module, nn.Module], nn.Module | None]
-"""Function of a model and one of its modules that returns the module's replacement, or `None` to keep the module."""
+SublayerFunction = Callable[[Tensor], Tensor]
+FindReplacement = Callable[[nn.Module], nn.Module | None]
+"""Function that returns the replacement of a module, or `None` to keep the module."""
 
 
 def share_attributes(module: nn.Module, replacement_class: type[ModuleT]) -> ModuleT:
@@ -51,7 +55,7 @@ class ModuleSwap:
             for name, module in parent.named_children():
                 # A module may be shared, such as an embedding that encoder and decoder use.
                 if module not in replacements:
-                    replacements[module] = find_replacement(model, module)
+                    replacements[module] = find_replacement(module)
                 replacement = replacements[module]
                 if replacement is not None:
                     self._sites.append(_Site(parent, name, module, replacement))
@@ -81,31 +85,32 @@ class ModuleSwap:
                         setattr(site.parent, site.name, site.original)
 
 
-def accelerated(model: nn.Module, mode: Mode) -> ModuleSwap:
-    """Return a context manager that replaces modules of the model with accelerated versions for its current device.
+class EngineWithModules:
+    """Decode engine that runs another engine with replaced modules or another context.
 
-    Only modules whose class is exactly the class of the reference implementation are replaced. Results differ from
-    those of the reference only by rounding. Keep the returned object if the model is compiled or entered repeatedly.
+    `decode_context` may differ from `prefill_context` because replacing many modules takes as long as a short step.
     """
-    providers = _providers(mode, next(model.parameters()).device.type)
 
-    def find_replacement(model: nn.Module, module: nn.Module) -> nn.Module | None:
-        found = (provider(model, module) for provider in providers)
-        return next((replacement for replacement in found if replacement is not None), None)
+    def __init__(
+        self,
+        engine: DecodeEngine,
+        prefill_context: AbstractContextManager[object],
+        decode_context: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._prefill_context = prefill_context
+        self._decode_context = nullcontext() if decode_context is None else decode_context
 
-    return ModuleSwap(model, find_replacement)
+    def prefill(self, prompts: TokenLists, *, sources: TokenLists | None = None) -> NextLogits:
+        with self._prefill_context:
+            return self._engine.prefill(prompts, sources=sources)
 
+    def decode(self, ids: RowIds) -> NextLogits:
+        with self._decode_context:
+            return self._engine.decode(ids)
 
-def _providers(mode: Mode, device_type: str) -> list[FindReplacement]:
-    """Return the functions that find replacements. They are imported here because each needs a different backend."""
-    match mode, device_type:
-        case "train", "cuda":
-            from qkv.accel.cuda.fused_modules import find_training_replacement
+    def reorder(self, rows: RowIds, *, sequences: SequenceIndices | None = None, common_prefix: int = 0) -> None:
+        self._engine.reorder(rows, sequences=sequences, common_prefix=common_prefix)
 
-            return [find_training_replacement]
-        case "inference", "cuda":
-            from qkv.accel.cuda.fused_modules import find_inference_replacement
-
-            return [find_inference_replacement]
-        case _:
-            return []
+    def close(self) -> None:
+        self._engine.close()

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from qkv.errors import AttentionEdgeNotReachedError, TapError
 from qkv.inspection.taps import match_taps
 from qkv.nn import Attention, AttentionInputs, Mask
+from qkv.tensors import QueryPositions
 
 Replacement = Callable[[Tensor], Tensor] | Tensor | float
 """A function that maps an activation to its replacement, a replacement tensor, or a number for all elements."""
@@ -81,7 +83,7 @@ def mask_attention(
     def mask_edge(inputs: AttentionInputs) -> AttentionInputs:
         batch, n_heads, n_queries, _ = inputs.queries.shape
         n_keys = inputs.keys.shape[-2]
-        is_query = inputs.broadcast_query_positions() == query
+        is_query = _broadcast_query_positions(inputs) == query
         if not (0 <= key < n_keys and bool(is_query.any())):
             return inputs
         reached.append(True)
@@ -118,3 +120,13 @@ def _match_attentions(model: nn.Module, pattern: str) -> dict[str, Attention]:
         if isinstance(module, Attention):
             attentions[name.removesuffix(".inputs")] = module
     return attentions
+
+
+def _broadcast_query_positions(inputs: AttentionInputs) -> QueryPositions:
+    """Return the position of every query within its own sequence, expanded to (batch, query)."""
+    n = inputs.queries.shape[-2] // inputs.beams_per_source
+    positions = inputs.query_positions
+    if positions is None:
+        positions = torch.arange(n, device=inputs.queries.device)[None]
+    n_sequences = inputs.queries.shape[0] * inputs.beams_per_source
+    return positions.expand(n_sequences, n).reshape(inputs.queries.shape[0], -1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qkv.errors import TapError
 from qkv.inspection.taps import match_taps
 from qkv.inspection.validation import check_index
-from qkv.nn import Attention, AttentionInputs, Tap
+from qkv.nn import Attention, AttentionInputs, Mask, Tap
 from qkv.tensors import AttentionWeights, HeadOutputs, Scores
 
 T = TypeVar("T")
@@ -58,7 +58,21 @@ class AttentionRecord:
         row_ids = torch.tensor(rows, dtype=torch.long, device=inputs.queries.device)
         if changed is not None:
             return inputs.unfold_beams(changed)[:, :, row_ids]
-        return inputs.unfold_beams(compute(inputs.select_queries(row_ids)))
+        return inputs.unfold_beams(compute(select_queries(inputs, row_ids)))
+
+
+def select_queries(inputs: AttentionInputs, query_indices: Tensor) -> AttentionInputs:
+    """Return the inputs restricted to the given query indices of each sequence."""
+    n = inputs.queries.shape[-2] // inputs.beams_per_source
+    starts = torch.arange(0, inputs.beams_per_source * n, n, device=query_indices.device)
+    positions = query_indices[None] if inputs.query_positions is None else inputs.query_positions[:, query_indices]
+    folded = (starts[:, None] + query_indices).flatten()
+    mask = inputs.mask
+    if mask is not None:
+        visible = mask.to_dense(inputs.queries.shape[-2], inputs.keys.shape[-2], inputs.queries.device)
+        mask = Mask(dense=visible if visible.shape[2] == 1 else visible[:, :, folded])
+    bias = inputs.bias if inputs.bias is None or inputs.bias.shape[2] == 1 else inputs.bias[:, :, folded]
+    return replace(inputs, queries=inputs.queries[:, :, folded], mask=mask, bias=bias, query_positions=positions)
 
 
 def _upcast_inputs(inputs: AttentionInputs) -> AttentionInputs:

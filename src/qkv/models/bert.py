@@ -7,15 +7,9 @@ from torch import Tensor, nn
 from qkv.choices import PoolerActivation
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
-from qkv.models.build import (
-    build_blocks,
-    build_embedding,
-    build_norm,
-    build_relative_positions,
-    build_unembedding,
-)
-from qkv.models.inputs import build_mask, check_length, position_ids_reserving_cache
-from qkv.nn import Mask, Tap, TokenEmbedding, Varlen, activate, check_ids_shape_dtype_range, init_weights
+from qkv.models.build import build_norm, build_unembedding
+from qkv.models.stack import Stack
+from qkv.nn import TokenEmbedding, activate, init_weights
 from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 
@@ -33,7 +27,7 @@ class MaskedLMHead(nn.Module):
         return self.unembedding(self.norm(activate(self.dense(hidden_states), self.activation)))
 
 
-class BERT(nn.Module):
+class BERT(Stack):
     """Encoder-only Transformer.
 
     `forward` returns the hidden states, and each head is a method that takes them as input. A head exists only if the
@@ -41,14 +35,9 @@ class BERT(nn.Module):
     """
 
     def __init__(self, config: BERTConfig, *, seed: int = 0) -> None:
-        super().__init__()
-        self.config = config
         tokens = TokenEmbedding(config.vocab_size, config.d_model)
-        self.embedding = build_embedding(config, tokens, n_segments=config.n_segments or None)
-        self.relative_positions = build_relative_positions(config, bidirectional=True)
-        self.blocks = build_blocks(config, config.n_layers)
-        self.final_norm = build_norm(config) if config.final_norm else nn.Identity()
-        self.last_hidden_state = Tap()
+        super().__init__(config, tokens, n_layers=config.n_layers, causal=False, n_segments=config.n_segments or None)
+        self.config = config
         self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooler else None
         self.masked_lm = MaskedLMHead(config, tokens) if config.masked_lm_head else None
         self.next_sentence = nn.Linear(config.d_model, 2) if config.next_sentence_head else None
@@ -62,36 +51,13 @@ class BERT(nn.Module):
         *,
         segments: Ids | None = None,
         attention_mask: AttentionMask | None = None,
-        documents: Ids | Varlen | None = None,
+        documents: Ids | None = None,
     ) -> Residual:
         """Return the hidden state of every position.
 
-        `segments` is 0 for sentence A (the default) and 1 for sentence B. `documents` separates packed texts that must
-        not attend to each other: either document numbers, or a `Varlen` for a single row of any length.
+        `segments` is 0 for sentence A (the default) and 1 for sentence B. See `hidden_states` for the other arguments.
         """
-        check_ids_shape_dtype_range(ids, self.config.vocab_size)
-        sliding_window = self.config.sliding_window
-        if isinstance(documents, Varlen):
-            if attention_mask is not None:
-                raise ConfigError("attention_mask cannot be combined with documents=Varlen(…), which has no padding")
-            if len(ids) > 1:
-                raise ConfigError(f"documents=Varlen(…) requires ids of a single row, got {len(ids)} rows")
-            check_length(documents.max_seqlen, self.config.context_length)
-            positions = documents.position_ids(ids.shape[1])
-            mask = Mask(varlen=documents, sliding_window=sliding_window, no_empty_rows=True)
-        else:
-            check_length(ids.shape[1], self.config.context_length)
-            positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, documents=documents)
-            mask = build_mask(
-                positions,
-                causal=False,
-                sliding_window=sliding_window,
-                attention_mask=attention_mask,
-                documents=documents,
-            )
-        x = self.embedding(ids, positions, segments)
-        x = self.blocks(x, positions=positions, relative_positions=self.relative_positions, mask=mask)
-        return self.last_hidden_state(self.final_norm(x))
+        return self.hidden_states(ids, segments=segments, attention_mask=attention_mask, documents=documents)
 
     def pooled_output(self, hidden_states: Residual) -> Float[Tensor, "batch d_model"]:
         """Return the pooled [CLS] state, which is tanh(W·h) or ReLU(W·h) depending on the config.

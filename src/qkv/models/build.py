@@ -1,44 +1,23 @@
 """Build the modules of a model from its config."""
 
+from qkv import nn
 from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
-from qkv.nn import (
-    ALiBi,
-    Attention,
-    Block,
-    Blocks,
-    ConcatenatedSinusoidalPositions,
-    FeedForward,
-    HeadConfig,
-    InputEmbedding,
-    KVCache,
-    LayerNorm,
-    LearnedPositions,
-    PatchProjection,
-    RelativeBias,
-    RMSNorm,
-    RopeScalingRule,
-    RotaryEmbedding,
-    SinusoidalPositions,
-    TokenEmbedding,
-    Unembedding,
-    make_norm,
-)
 
 
-def build_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return make_norm(config.norm, config.d_model, eps=config.norm_eps, bias=config.norm_bias)
+def build_norm(config: TransformerConfig) -> nn.LayerNorm | nn.RMSNorm:
+    return nn.make_norm(config.norm, config.d_model, eps=config.norm_eps, bias=config.norm_bias)
 
 
-def build_attention(config: TransformerConfig) -> Attention:
-    head_config = HeadConfig(
+def build_attention(config: TransformerConfig) -> nn.Attention:
+    head_config = nn.HeadConfig(
         n_heads=config.n_heads,
         n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
         d_value=config.d_value,
         combination=config.head_combination,
     )
-    return Attention(
+    return nn.Attention(
         config.d_model,
         head_config,
         bias=config.attention_bias,
@@ -48,12 +27,12 @@ def build_attention(config: TransformerConfig) -> Attention:
     )
 
 
-def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: bool = False) -> Blocks:
-    def build_block() -> Block:
-        return Block(
+def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: bool = False) -> nn.Blocks:
+    def build_block() -> nn.Block:
+        return nn.Block(
             attention=build_attention(config),
             cross_attention=build_attention(config) if cross_attention else None,
-            feed_forward=FeedForward(
+            feed_forward=nn.FeedForward(
                 config.d_model,
                 config.d_ff,
                 activation=config.activation,
@@ -65,19 +44,19 @@ def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: b
             dropout=config.dropout,
         )
 
-    return Blocks([build_block() for _ in range(n_layers)])
+    return nn.Blocks([build_block() for _ in range(n_layers)])
 
 
 def build_relative_positions(
     config: TransformerConfig, *, bidirectional: bool
-) -> RotaryEmbedding | ALiBi | RelativeBias | None:
+) -> nn.RotaryEmbedding | nn.ALiBi | nn.RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            return RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=_rope_scaling_rule(config))
+            return nn.RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=_rope_scaling_rule(config))
         case PositionKind.ALIBI:
-            return ALiBi(config.n_heads)
+            return nn.ALiBi(config.n_heads)
         case PositionKind.RELATIVE:
-            return RelativeBias(
+            return nn.RelativeBias(
                 config.n_heads,
                 n_buckets=config.relative_buckets,
                 max_distance=config.relative_max_distance,
@@ -87,11 +66,11 @@ def build_relative_positions(
             return None
 
 
-def _rope_scaling_rule(config: TransformerConfig) -> RopeScalingRule | None:
+def _rope_scaling_rule(config: TransformerConfig) -> nn.RopeScalingRule | None:
     scaling = config.rope_scaling
     if scaling is None:
         return None
-    return RopeScalingRule(
+    return nn.RopeScalingRule(
         factor=scaling.factor,
         original_context_length=scaling.original_context_length,
         low=scaling.low_freq_factor,
@@ -100,18 +79,18 @@ def _rope_scaling_rule(config: TransformerConfig) -> RopeScalingRule | None:
 
 
 def build_embedding(
-    config: TransformerConfig, tokens: TokenEmbedding | PatchProjection, *, n_segments: int | None = None
-) -> InputEmbedding:
+    config: TransformerConfig, tokens: nn.TokenEmbedding | nn.PatchProjection, *, n_segments: int | None = None
+) -> nn.InputEmbedding:
     match config.positions:
         case PositionKind.LEARNED:
-            position = LearnedPositions(config.context_length, config.d_model, offset=config.position_offset)
+            position = nn.LearnedPositions(config.context_length, config.d_model, offset=config.position_offset)
         case PositionKind.SINUSOIDAL:
-            position = SinusoidalPositions(style=config.sinusoid)
+            position = nn.SinusoidalPositions(style=config.sinusoid)
         case PositionKind.CONCATENATED:
-            position = ConcatenatedSinusoidalPositions(config.d_model, style=config.sinusoid)
+            position = nn.ConcatenatedSinusoidalPositions(config.d_model, style=config.sinusoid)
         case _:
             position = None
-    return InputEmbedding(
+    return nn.InputEmbedding(
         tokens,
         position=position,
         n_segments=n_segments,
@@ -121,8 +100,8 @@ def build_embedding(
     )
 
 
-def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unembedding:
-    return Unembedding(
+def build_unembedding(config: TransformerConfig, tokens: nn.TokenEmbedding) -> nn.Unembedding:
+    return nn.Unembedding(
         config.vocab_size,
         config.d_model,
         tied_to=tokens if config.tie_embeddings else None,
@@ -133,17 +112,17 @@ def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unem
 
 def build_cache(
     config: TransformerConfig,
-    like: TokenEmbedding | PatchProjection,
+    like: nn.TokenEmbedding | nn.PatchProjection,
     *,
     n_layers: int,
     batch: int,
-    capacity: int,
+    capacity: int | None,
     growth_step: int | None = None,
-) -> KVCache:
-    return KVCache(
+) -> nn.KVCache:
+    return nn.KVCache(
         n_layers=n_layers,
         batch=batch,
-        capacity=capacity,
+        capacity=config.context_length if capacity is None else capacity,
         key_shape=(config.n_kv_heads, config.d_head),
         value_shape=(config.n_kv_heads, config.d_value),
         like=like.weight,

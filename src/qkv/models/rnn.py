@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
-from qkv.models.inputs import check_attention_mask, check_length, check_rows_multiple_of_sources
+from qkv.models.stack import check_attention_mask, check_length, check_rows_multiple_of_sources
 from qkv.nn import (
     AttentiveDecoder,
     BidirectionalRecurrentEncoder,

@@ -1,29 +1,158 @@
-"""Multi-head attention with learned projections, for self-attention and cross-attention."""
+"""Multi-head attention: scaled dot-product attention, and the layer that projects its inputs and outputs.
+
+`AttentionInputs.scores`, `masked_softmax` and `AttentionInputs.weighted_values` compute eq. 1 of arXiv:1706.03762 step
+by step and are the specification. `fused_attention` computes the same result with PyTorch's fused kernel, which never
+stores the attention weights and is therefore faster and needs less memory.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.accel.cuda.fused_autograd import fused_qkv_linear_bf16, is_compiling_cuda_bf16_autocast_training
 from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
 from qkv.nn.cache import LayerCache, LayerSourceCache
-from qkv.nn.dot_product_attention import AttentionInputs, fused_attention, masked_softmax
 from qkv.nn.mask import Mask
-from qkv.nn.relative_positions import PositionInfo
-from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
-from qkv.tensors import HeadOutputs, Residual
+from qkv.nn.positions import PositionInfo
+from qkv.nn.tap import Tap
+from qkv.tensors import (
+    AttentionWeights,
+    HeadOutputs,
+    Keys,
+    Queries,
+    Residual,
+    ScoreBias,
+    Scores,
+    Values,
+)
 
-MIN_TOKENS_FOR_FUSED_QKV = 1024
-"""Minimum number of tokens for computing queries, keys and values with a single matmul.
 
-With fewer tokens, concatenating the three matrices takes as much time as it saves.
-"""
+@dataclass(frozen=True, kw_only=True)
+class AttentionInputs:
+    """Inputs of one attention operation: queries, keys, values, mask and bias."""
+
+    queries: Queries
+    keys: Keys
+    values: Values
+    scale: float
+    mask: Mask | None = None
+    bias: ScoreBias | None = None
+    query_positions: Int[Tensor, "#text position"] | None = None
+    """Positions of the queries within their sequences. `None` means 0, 1, 2, …"""
+    beams_per_source: int = 1
+    """Number of batch rows that share one row of keys. Their queries are concatenated along the query axis."""
+
+    def __post_init__(self) -> None:
+        if self.mask is not None:
+            batch, n_heads, n_queries, _ = self.queries.shape
+            n_keys = self.keys.shape[-2]
+            self.mask.check_shapes(batch=batch, n_heads=n_heads, n_queries=n_queries, n_keys=n_keys)
+
+    def scores(self) -> Scores:
+        """Compute the attention scores q·k·scale (+ bias), with −∞ at masked keys."""
+        scores = self.queries @ self._repeat_kv_heads(self.keys).transpose(-2, -1) * self.scale
+        if self.bias is not None:
+            scores = scores + self.bias
+        if self.mask is not None:
+            visible = self.mask.to_dense(scores.shape[-2], scores.shape[-1], scores.device)
+            scores = scores.masked_fill(~visible, float("-inf"))
+        return scores
+
+    def weights(self) -> AttentionWeights:
+        return masked_softmax(self.scores())
+
+    def weighted_values(self, weights: AttentionWeights) -> HeadOutputs:
+        """Compute the sum of the values, weighted by `weights`, for each head and query."""
+        return weights.to(self.values.dtype) @ self._repeat_kv_heads(self.values)
+
+    def unfold_beams(
+        self, outputs: Float[Tensor, "batch head query width"]
+    ) -> Float[Tensor, "text head position width"]:
+        """Move the beams from the query axis back to the batch axis so that each sequence is a batch row again."""
+        if self.beams_per_source == 1:
+            return outputs
+        batch, n_heads, n_all, width = outputs.shape
+        n = n_all // self.beams_per_source
+        grouped = outputs.view(batch, n_heads, self.beams_per_source, n, width).transpose(1, 2)
+        return grouped.reshape(batch * self.beams_per_source, n_heads, n, width)
+
+    def _repeat_kv_heads(self, kv: Tensor) -> Tensor:
+        """Repeat key/value heads so that there is one per query head (grouped-query attention)."""
+        group_size = self.queries.shape[1] // kv.shape[1]
+        return kv.repeat_interleave(group_size, dim=1)
+
+
+def masked_softmax(scores: Scores) -> AttentionWeights:
+    """Compute the softmax of the scores over the keys.
+
+    Fully masked rows result in zeros, whereas a plain softmax would return NaN.
+    """
+    is_empty_row = (scores == float("-inf")).all(-1, keepdim=True)
+    safe = scores.masked_fill(is_empty_row, 0.0)
+    return safe.softmax(-1).masked_fill(is_empty_row, 0.0)
+
+
+def fused_attention(inputs: AttentionInputs, *, dropout: float = 0.0) -> HeadOutputs:
+    """Compute `inputs.weighted_values(inputs.weights())` with a fused kernel that never stores the weights."""
+    mask, n_queries, n_keys = inputs.mask, inputs.queries.shape[-2], inputs.keys.shape[-2]
+    is_causal, attn_mask, is_empty_row = False, inputs.bias, None
+    if mask is not None and mask.is_causal_only and mask.dense is None and n_queries == n_keys and inputs.bias is None:
+        # The kernel's `is_causal` aligns the mask to the top left, which is correct only for square scores.
+        is_causal = True
+    elif mask is not None:
+        visible = mask.to_dense(n_queries, n_keys, inputs.queries.device)
+        if not mask.no_empty_rows:
+            # A row without any visible key would give NaN gradients. Such rows attend to everything here and are set to
+            # zero at the end.
+            is_empty_row = ~visible.any(-1, keepdim=True)
+            visible = visible | is_empty_row
+        if inputs.bias is None:
+            attn_mask = visible.expand(-1, -1, n_queries, -1)
+        else:
+            attn_mask = inputs.bias.masked_fill(~visible, float("-inf"))
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = attn_mask.to(inputs.queries.dtype)
+    outputs = F.scaled_dot_product_attention(
+        inputs.queries,
+        inputs.keys,
+        inputs.values,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        dropout_p=dropout,
+        scale=inputs.scale,
+        enable_gqa=inputs.queries.shape[1] != inputs.keys.shape[1],
+    )
+    return outputs if is_empty_row is None else outputs.masked_fill(is_empty_row, 0.0)
+
+
+def scaled_dot_product_attention(
+    queries: Queries,
+    keys: Keys,
+    values: Values,
+    *,
+    mask: Mask | None = None,
+    kernel: AttentionKernel = AttentionKernel.FUSED,
+) -> HeadOutputs:
+    """Compute softmax(QKᵀ/√d)V without any learned projections."""
+    if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
+        raise ShapeError(
+            f"queries and keys must have the same width, and keys and values the same length, got queries of width "
+            f"{queries.shape[-1]}, keys of width {keys.shape[-1]} and length {keys.shape[-2]}, "
+            f"and values of length {values.shape[-2]}"
+        )
+    if queries.shape[0] != keys.shape[0] or queries.shape[1] % keys.shape[1]:
+        raise ShapeError(
+            f"queries and keys must have the same number of rows, and n_heads must be a multiple of n_kv_heads, "
+            f"got queries of {queries.shape[0]} rows and {queries.shape[1]} heads "
+            f"and keys of {keys.shape[0]} rows and {keys.shape[1]} heads"
+        )
+    inputs = AttentionInputs(queries=queries, keys=keys, values=values, scale=queries.shape[-1] ** -0.5, mask=mask)
+    return fused_attention(inputs) if kernel is AttentionKernel.FUSED else inputs.weighted_values(inputs.weights())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +242,18 @@ class Attention(nn.Module):
         Several consecutive rows of `x` may share one row of the source (the beams in a beam search).
         """
         self._check_inputs(x, source)
-        if source is None and self._should_fuse_qkv(x):
-            query, *key_value = self._project_fused_qkv(x)
+        if source is None:
+            queries, keys, values = self.project_qkv(x)
+            if position_info is not None:
+                # Keys are rotated before they are cached because their absolute positions never change.
+                queries, keys = position_info.rotate(queries), position_info.rotate(keys)
+            if isinstance(cache, LayerCache):
+                keys, values = cache.append(keys, values)
         else:
-            query, key_value = self.q_proj(x), []
-        queries = self._split_heads(query, self.head_config.n_heads)
-        if position_info is not None:
-            queries = position_info.rotate(queries)
-        keys, values = self._project_keys_values(x if source is None else source, key_value, position_info, cache)
+            queries = self.split_heads(self.q_proj(x), self.head_config.n_heads)
+            # The keys and values of a source are the same in every decode step, so they are computed only once.
+            source_cache = cache if isinstance(cache, LayerSourceCache) else LayerSourceCache()
+            keys, values = source_cache.get_or_compute(lambda: self._project_keys_values(source))
         beams_per_source = queries.shape[0] // keys.shape[0]
         inputs = AttentionInputs(
             queries=_fold_beams(self.queries(queries), beams_per_source),
@@ -133,58 +266,18 @@ class Attention(nn.Module):
             beams_per_source=beams_per_source,
         )
         head_outputs = self.head_outputs(inputs.unfold_beams(self._attend(self.inputs(inputs))))
-        return self.out_proj(self._concat_or_pool_heads(head_outputs))
+        return self.out_proj(self.combine_heads(head_outputs))
 
-    def _should_fuse_qkv(self, x: Tensor) -> bool:
-        """Return whether one matmul for queries, keys and values is faster than three and gives the same result.
+    def project_qkv(self, x: Residual) -> tuple[Queries, Keys, Values]:
+        """Project `x` to queries, keys and values and split them into heads, for self-attention."""
+        return self.split_heads(self.q_proj(x), self.head_config.n_heads), *self._project_keys_values(x)
 
-        A replaced projection (for example a LoRA layer) or a hook on a projection requires separate matmuls.
-        """
-        if not x.is_cuda or x.shape[0] * x.shape[1] < MIN_TOKENS_FOR_FUSED_QKV:
-            return False
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        return all(
-            type(projection) is nn.Linear and not has_hooks_or_is_active_tap(projection) for projection in projections
-        )
-
-    def _project_fused_qkv(self, x: Tensor) -> list[Tensor]:
-        """Compute queries, keys and values with one matmul because three small matmuls would not fill a GPU."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([projection.weight for projection in projections])
-        widths = [projection.out_features for projection in projections]
-        bias = torch.cat([projection.bias for projection in projections]) if self.has_bias else None
-        if bias is not None and is_compiling_cuda_bf16_autocast_training(x):
-            return list(fused_qkv_linear_bf16(x, weight, bias, widths))
-        return list(F.linear(x, weight, bias).split(widths, dim=-1))
-
-    def _project_keys_values(
-        self,
-        source: Tensor,
-        projected_key_value: list[Tensor],
-        position_info: PositionInfo | None,
-        cache: LayerCache | LayerSourceCache | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the keys and values to attend to, including cached ones.
-
-        `projected_key_value` holds the key and value projections if they were already computed together with the query.
-        """
-
-        def project() -> tuple[Tensor, Tensor]:
-            key, value = projected_key_value or (self.k_proj(source), self.v_proj(source))
-            keys = self._split_heads(key, self.head_config.n_kv_heads)
-            values = self._split_heads(value, self.head_config.n_kv_heads)
-            # Keys are rotated before they are cached because their absolute positions never change.
-            return (keys if position_info is None else position_info.rotate(keys)), values
-
-        match cache:
-            case None:
-                return project()
-            case LayerSourceCache():
-                return cache.get_or_compute(project)
-            case LayerCache():
-                return cache.append(*project())
+    def _project_keys_values(self, x: Tensor) -> tuple[Keys, Values]:
+        n_heads = self.head_config.n_kv_heads
+        return self.split_heads(self.k_proj(x), n_heads), self.split_heads(self.v_proj(x), n_heads)
 
     def _attend(self, inputs: AttentionInputs) -> HeadOutputs:
+        # The fused kernel never stores scores and weights, so observing or changing them requires the explicit steps.
         needs_weights = any(tap.has_interventions or tap.has_observers for tap in (self.scores, self.weights))
         dropout = self.dropout if self.training else 0.0
         if self.kernel is AttentionKernel.FUSED and not needs_weights:
@@ -192,12 +285,14 @@ class Attention(nn.Module):
         weights = self.weights(masked_softmax(self.scores(inputs.scores())))
         return inputs.weighted_values(F.dropout(weights, dropout))
 
-    def _split_heads(self, projected: Tensor, n_heads: int) -> Tensor:
+    @staticmethod
+    def split_heads(projected: Tensor, n_heads: int) -> Tensor:
         """Reshape (batch, position, head · width) to (batch, head, position, width)."""
         batch, n, _ = projected.shape
         return projected.view(batch, n, n_heads, -1).transpose(1, 2)
 
-    def _concat_or_pool_heads(self, head_outputs: HeadOutputs) -> Tensor:
+    def combine_heads(self, head_outputs: HeadOutputs) -> Residual:
+        """Concatenate the head outputs of each position, or pool them by summing or averaging (lecture E)."""
         match self.head_config.combination:
             case HeadCombination.SPLIT:
                 return head_outputs.transpose(1, 2).flatten(2)

@@ -1,15 +1,14 @@
 """Transformer blocks, which consist of attention and feed-forward sub-layers around the residual stream."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from qkv.accel.cuda.fused_autograd import (
-    is_compiling_cuda_bf16_autocast_training,
-    residual_and_bf16_norm_fused_backward,
-)
 from qkv.choices import NormPosition
 from qkv.errors import ConfigError, KVCacheError
 from qkv.nn.attention import Attention
@@ -17,8 +16,8 @@ from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.relative_positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
-from qkv.nn.tap import Tap, has_hooks_or_is_active_tap
+from qkv.nn.positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
+from qkv.nn.tap import Tap
 from qkv.tensors import Positions, Residual
 
 
@@ -86,48 +85,32 @@ class Block(nn.Module):
         cache: tuple[LayerCache, LayerSourceCache] | None = None,
         source: Source | None = None,
     ) -> Residual:
-        if self.cross_attention is None and source is not None:
-            raise ConfigError("the block has no cross-attention, but a source was passed")
-        if self.cross_attention is not None and source is None:
-            raise ConfigError("the block has cross-attention, but no source was passed")
+        if (self.cross_attention is None) != (source is None):
+            raise ConfigError(
+                f"the block has {'no ' if self.cross_attention is None else ''}cross-attention, "
+                f"but {'no' if source is None else 'a'} source was passed"
+            )
         self_cache, source_cache = cache if cache is not None else (None, None)
-        x, normed = self._residual_and_sublayer_input(self.attention_norm, self.resid_pre(x))
-        out = self.attention(normed, mask=mask, position_info=position_info, cache=self_cache)
-        # A local variable would keep the tensor alive during the next sub-layer and raise the peak memory.
-        del normed
-        x = self.resid_mid(self._add_to_residual(self.attention_norm, x, self.attention_out(out)))
-        del out
+        attend = partial(self.attention, mask=mask, position_info=position_info, cache=self_cache)
+        x = self.resid_pre(x)
+        x = self.resid_mid(self.add_sublayer(x, self.attention_norm, attend, self.attention_out))
         if self.cross_attention is not None and source is not None:
-            x, normed = self._residual_and_sublayer_input(self.cross_attention_norm, x)
-            out = self.cross_attention(normed, source=source.states, mask=source.mask, cache=source_cache)
-            del normed
-            x = self.resid_cross(self._add_to_residual(self.cross_attention_norm, x, self.cross_attention_out(out)))
-            del out
-        x, normed = self._residual_and_sublayer_input(self.feed_forward_norm, x)
-        out = self.feed_forward(normed)
-        del normed
-        return self.resid_post(self._add_to_residual(self.feed_forward_norm, x, self.feed_forward_out(out)))
+            attend = partial(self.cross_attention, source=source.states, mask=source.mask, cache=source_cache)
+            x = self.resid_cross(self.add_sublayer(x, self.cross_attention_norm, attend, self.cross_attention_out))
+        return self.resid_post(self.add_sublayer(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_out))
 
-    def _residual_and_sublayer_input(self, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the input to the sub-layer, which pre-norm normalizes."""
-        if self.norm_position is NormPosition.POST:
-            return x, x
-        can_fuse = (
-            is_compiling_cuda_bf16_autocast_training(x)
-            and x.dtype is torch.bfloat16
-            and not has_hooks_or_is_active_tap(norm)
-        )
-        if can_fuse and isinstance(norm, LayerNorm | RMSNorm):
-            return residual_and_bf16_norm_fused_backward(x, norm)
-        return x, norm(x)
-
-    def _add_to_residual(self, norm: nn.Module, x: Tensor, out: Tensor) -> Tensor:
-        x = x + self.dropout(out)
-        return norm(x) if self.norm_position is NormPosition.POST else x
+    def add_sublayer(self, x: Residual, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], tap: Tap) -> Residual:
+        """Add the output of a sub-layer to the residual stream, with pre-norm or post-norm."""
+        if self.norm_position is NormPosition.PRE:
+            return x + self.dropout(tap(sublayer(norm(x))))
+        return norm(x + self.dropout(tap(sublayer(x))))
 
 
 class Blocks(nn.ModuleList):
     """Stack of blocks that share one dense mask and one set of rotary angles or position biases."""
+
+    activation_checkpointing = False
+    """Whether the backward pass recomputes the activations of each block, so that only its input has to be stored."""
 
     def forward(
         self,
@@ -154,5 +137,7 @@ class Blocks(nn.ModuleList):
         layer_caches = None if cache is None else list(zip(cache.layers, cache.sources, strict=True))
         for i, block in enumerate(self):
             layer_cache = None if layer_caches is None else layer_caches[i]
-            x = block(x, mask=mask, position_info=position_info, cache=layer_cache, source=source)
+            run = partial(block, mask=mask, position_info=position_info, cache=layer_cache, source=source)
+            recomputes = self.activation_checkpointing and torch.is_grad_enabled()
+            x = checkpoint(run, x, use_reentrant=False) if recomputes else run(x)
         return x

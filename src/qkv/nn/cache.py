@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.errors import KVCacheError
 from qkv.tensors import AttentionMask, Keys, Positions, Values
+from qkv.utils import can_read_values
 
 
 @dataclass(frozen=True)
@@ -228,8 +229,7 @@ class KVCache:
     def check_and_store_source(self, states: Float[Tensor, "source key d_model"]) -> None:
         """Raise `KVCacheError` if the cross-attention cache was filled from a source other than `states`.
 
-        Stores `states` for the next check. Values are compared only on the CPU because a comparison on another device
-        would synchronize with it.
+        Stores `states` for the next check. Values are compared only where the host can read them.
         """
         keys_values = self.sources[0].keys_values
         if keys_values is not None:
@@ -240,14 +240,12 @@ class KVCache:
                     f"but the source passed now has shape {shape[0]} × {shape[1]}"
                 )
             previous = self._source_states
-            if previous is not None and previous is not states and previous.shape == states.shape:
-                # On a GPU, comparing the values would wait for the device. A compiled graph cannot branch on them.
-                can_compare = states.device.type == "cpu" and not torch.compiler.is_compiling()
-                if can_compare and not torch.equal(previous, states):
-                    raise KVCacheError(
-                        f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
-                        "create a new cache for each source"
-                    )
+            is_new = previous is not None and previous is not states and can_read_values(states)
+            if is_new and previous.shape == states.shape and not torch.equal(previous, states):
+                raise KVCacheError(
+                    f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
+                    "create a new cache for each source"
+                )
         self._source_states = states
 
     def reorder(

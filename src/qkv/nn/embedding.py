@@ -1,16 +1,16 @@
-"""Token embedding, input embedding with positions and segments, and unembedding to logits."""
+"""Embeddings of tokens, image patches, positions and segments, and the unembedding that computes the logits."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.accel.int8 import Int8Linear
 from qkv.errors import ConfigError, InputError, ShapeError
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.patches import PatchProjection
 from qkv.nn.positions import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions
 from qkv.nn.tap import Tap
 from qkv.tensors import Ids, Logits, Patches, Positions, Residual
+from qkv.utils import first_out_of_range
 
 
 class TokenEmbedding(nn.Module):
@@ -28,8 +28,7 @@ class TokenEmbedding(nn.Module):
 def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
     """Raise an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
 
-    Values are checked only on the CPU. On a GPU, the check would synchronize with the device, and in compiled code, it
-    would break the graph. Callers that use a GPU check the ids before copying them to the device.
+    Values are checked only where that is cheap (see `first_out_of_range`).
     """
     if ids.ndim != 2:
         raise ShapeError(f"ids must have 2 axes (batch, position), got {ids.ndim} axes with shape {tuple(ids.shape)}")
@@ -39,19 +38,46 @@ def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
         raise InputError("a sequence must contain at least 1 id, got 0 ids")
     if ids.shape[0] == 0:
         raise InputError("a batch must contain at least 1 sequence, got 0 sequences")
-    outside = _find_id_outside_if_checkable(ids, vocab_size)
-    if outside is not None:
+    if (outside := first_out_of_range(ids, vocab_size)) is not None:
         raise InputError(f"id {outside} is out of range for a vocabulary of {vocab_size} tokens (0 … {vocab_size - 1})")
 
 
-def _find_id_outside_if_checkable(ids: Tensor, n: int) -> int | None:
-    """Return an id outside 0 … n − 1, or `None` if all ids are inside or their values cannot be checked."""
-    if ids.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    low, high = (int(end) for end in ids.aminmax())
-    if low < 0:
-        return low
-    return high if high >= n else None
+class PatchProjection(nn.Module):
+    """Linear embedding of image patches.
+
+    A token embedding is the same matrix product with a one-hot vector in place of the patch.
+    """
+
+    def __init__(self, d_patch: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_patch, d_model).normal_())
+
+    def forward(self, patches: Patches) -> Residual:
+        return patches @ self.weight
+
+
+def split_into_patches(images: Float[Tensor, "image row column channel"], patch_size: int) -> Patches:
+    """Split images into square patches, row by row from the top left.
+
+    The width `d_patch` of a patch is patch_size · patch_size · channels.
+    """
+    _, n_rows, n_columns, _ = images.shape
+    if n_rows % patch_size or n_columns % patch_size:
+        raise ShapeError(
+            f"the height and width of images must be multiples of the patch size, "
+            f"got images of {n_rows}×{n_columns} pixels and patches of {patch_size}×{patch_size}"
+        )
+    patches = images.unflatten(1, (-1, patch_size)).unflatten(3, (-1, patch_size))
+    return patches.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def check_patches_shape_and_dtype(patches: Tensor, d_patch: int) -> None:
+    """Raise an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
+    if patches.ndim != 3 or patches.shape[2] != d_patch or patches.numel() == 0:
+        shape = tuple(patches.shape)
+        raise ShapeError(f"patches must have shape (batch, source, d_patch={d_patch}) and not be empty, got {shape}")
+    if not patches.is_floating_point():
+        raise InputError(f"patches must have a floating-point dtype, got {patches.dtype}")
 
 
 class InputEmbedding(nn.Module):
@@ -87,7 +113,7 @@ class InputEmbedding(nn.Module):
             raise ConfigError("segments were passed, but the model has no segment embeddings (n_segments is not set)")
         if self.position is not None:
             x = self.position(x, positions)
-        return self.sum(_cast_to_autocast_if_compiled(self.dropout(x if self.norm is None else self.norm(x))))
+        return self.sum(self.dropout(x if self.norm is None else self.norm(x)))
 
     def _embed_segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
         if segments is None:
@@ -96,21 +122,11 @@ class InputEmbedding(nn.Module):
             raise ShapeError(f"segments have shape {tuple(segments.shape)}, but ids have shape {tuple(ids.shape)}")
         assert self.segment is not None
         n_segments = self.segment.weight.shape[0]
-        outside = _find_id_outside_if_checkable(segments, n_segments)
-        if outside is not None:
+        if (outside := first_out_of_range(segments, n_segments)) is not None:
             raise InputError(
                 f"segment {outside} is out of range for a model with {n_segments} segments (0 … {n_segments - 1})"
             )
         return self.segment(segments)
-
-
-def _cast_to_autocast_if_compiled(x: Residual) -> Residual:
-    """Cast the residual stream to the autocast dtype if the model is compiled for a GPU.
-
-    Norms still use float32. Reading and writing the residual stream in float32 would take twice as long.
-    """
-    is_compiled = x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
-    return x.to(torch.get_autocast_dtype("cuda")) if is_compiled else x
 
 
 class Unembedding(nn.Module):
@@ -132,10 +148,8 @@ class Unembedding(nn.Module):
         self.scale = scale
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model).normal_()) if tied_to is None else tied_to.weight
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.int8: Int8Linear | None = None
-        """Layer that replaces the weights if the model runs in int8, otherwise `None`."""
         self.logits = Tap()
 
     def forward(self, x: Residual) -> Logits:
         x = x * self.scale if self.scale != 1.0 else x
-        return self.logits(F.linear(x, self.weight, self.bias) if self.int8 is None else self.int8(x))
+        return self.logits(F.linear(x, self.weight, self.bias))

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from qkv.nn.embedding import TokenEmbedding, Unembedding
-from qkv.nn.patches import PatchProjection
+from qkv.nn.embedding import PatchProjection, TokenEmbedding, Unembedding
 
 _INITIALIZED_MODULES = (nn.Linear, nn.Embedding, TokenEmbedding, PatchProjection, Unembedding, nn.GRU, nn.LSTM)
 
@@ -26,16 +25,13 @@ def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, se
             for parameter_name, parameter in module.named_parameters(recurse=False):
                 # Tied parameters belong to several modules. The first module in module order determines their
                 # initialization.
-                if id(parameter) not in initialized:
-                    _zero_bias_or_draw_normal(parameter_name, parameter, module_std, generator)
-                    initialized.add(id(parameter))
-
-
-def _zero_bias_or_draw_normal(name: str, parameter: nn.Parameter, std: float, generator: torch.Generator) -> None:
-    with torch.no_grad():
-        if name.startswith("bias"):
-            parameter.zero_()
-        else:
-            # The values are drawn on the CPU and then copied so that the weights do not depend on the device.
-            values = torch.empty(parameter.shape, dtype=parameter.dtype).normal_(std=std, generator=generator)
-            parameter.copy_(values)
+                if id(parameter) in initialized:
+                    continue
+                initialized.add(id(parameter))
+                with torch.no_grad():
+                    if parameter_name.startswith("bias"):
+                        parameter.zero_()
+                    else:
+                        # Drawn on the CPU and then copied so that the weights do not depend on the device.
+                        drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+                        parameter.copy_(drawn.normal_(std=module_std, generator=generator))

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.nn.varlen import Varlen
 from qkv.tensors import DenseMask, KeyPositions, Positions, QueryPositions
 
 
@@ -31,11 +30,6 @@ class Mask:
     documents: Int[Tensor, "batch position"] | None = None
     """Document number of each position. A query attends only to keys of its own document (self-attention without
     a cache)."""
-    varlen: Varlen | None = None
-    """Documents of a single packed row, given by sequence boundaries.
-
-    GPU kernels need no dense mask for this layout.
-    """
     query_positions: QueryPositions | None = None
     """Positions of the queries. `None` means 0, 1, 2, …"""
     key_positions: KeyPositions | None = None
@@ -61,25 +55,13 @@ class Mask:
             and self.sliding_window is None
             and self.key_padding_mask is None
             and self.documents is None
-            and self.varlen is None
             and self.query_positions is None
             and self.key_positions is None
         )
 
-    @property
-    def is_varlen_only(self) -> bool:
-        """Whether the sequence boundaries of a packed row are the only rule."""
-        others = (self.sliding_window, self.key_padding_mask, self.documents, self.query_positions, self.key_positions)
-        return self.varlen is not None and not self.causal and all(other is None for other in others)
-
     def materialize_if_kernel_needs_it(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
-        """Return the mask with `dense` computed unless a kernel can apply the rule directly.
-
-        Kernels can directly apply the rules for a square causal mask and, on a GPU, for a packed row.
-        """
+        """Return the mask with `dense` computed, unless it is a square causal mask, which kernels apply directly."""
         if self.dense is not None or (self.is_causal_only and n_queries == n_keys):
-            return self
-        if self.is_varlen_only and device.type == "cuda":
             return self
         return replace(self, dense=self.to_dense(n_queries, n_keys, device))
 
@@ -100,9 +82,6 @@ class Mask:
                 visible = visible & (distance.abs() < self.sliding_window)
         if self.key_padding_mask is not None:
             visible = visible & self.key_padding_mask[:, None, None, :]
-        if self.varlen is not None:
-            sequences = self.varlen.sequence_indices(n_keys)
-            visible = visible & (sequences[:, None, :, None] == sequences[:, None, None, :])
         if self.documents is not None:
             visible = visible & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
         return visible

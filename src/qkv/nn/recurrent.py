@@ -1,7 +1,5 @@
 """Recurrent encoder and decoder with attention, the architecture that the Transformer replaced."""
 
-from contextlib import nullcontext
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +9,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.choices import CellKind, RNNAttentionScore
 from qkv.errors import InputError
+from qkv.nn.attention import AttentionInputs, masked_softmax
 from qkv.nn.cache import LayerSourceCache
-from qkv.nn.dot_product_attention import AttentionInputs, masked_softmax
 from qkv.nn.mask import Mask
 from qkv.nn.tap import Tap
 from qkv.tensors import AttentionMask, Keys, Residual, Scores, Values
+from qkv.utils import autocast_disabled
 
 State = tuple[Float[Tensor, "layer batch d_model"], ...]
 """Recurrent state: (h,) for a GRU and (h, c) for an LSTM."""
@@ -42,42 +41,10 @@ def run_recurrence_in_weight_dtype(recurrence: nn.GRU | nn.LSTM, x: Any, state: 
     On a GPU, autocast runs recurrences in float16 regardless of the autocast dtype, so small gradients underflow to 0.
     """
     weight = next(recurrence.parameters())
-    device = weight.device.type
-    is_casting = device != "meta" and torch.is_autocast_enabled(device)
-    if is_casting:
-        x, state = x.to(weight.dtype), None if state is None else tuple(part.to(weight.dtype) for part in state)
-    needs_full_precision = device == "cuda" and not recurrence.training
-    with (
-        torch.autocast(device, enabled=False) if is_casting else nullcontext(),
-        _WITHOUT_CUDNN_TF32 if needs_full_precision else nullcontext(),
-    ):
+    with autocast_disabled(weight.device) as was_enabled:
+        if was_enabled:
+            x, state = x.to(weight.dtype), None if state is None else tuple(part.to(weight.dtype) for part in state)
         return recurrence(x, state[0] if state is not None and len(state) == 1 else state)
-
-
-class _WithoutCudnnTF32:
-    """Reentrant context manager that disables TF32 in cuDNN, which would change results in the fourth digit.
-
-    The setting is global. The first thread to enter disables TF32, and the last one to leave restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._n_inside, self._previous = Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._n_inside == 0:
-                self._previous = torch.backends.cudnn.allow_tf32
-                torch.backends.cudnn.allow_tf32 = False
-            self._n_inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._n_inside -= 1
-            if self._n_inside == 0:
-                torch.backends.cudnn.allow_tf32 = self._previous
-
-
-_WITHOUT_CUDNN_TF32 = _WithoutCudnnTF32()
 
 
 class EncoderOutput(NamedTuple):

@@ -52,13 +52,3 @@ class Tap(nn.Module):
         for observer in (*self._observers, *self._optional_observers):
             observer(value)
         return value
-
-
-def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
-    """Return whether the module has a forward hook or is a tap in use.
-
-    Fused implementations skip the module's `forward` method, so they must not be used if this function returns True.
-    """
-    if isinstance(module, Tap):
-        return module.is_in_use
-    return bool(module._forward_hooks or module._forward_pre_hooks)  # noqa: SLF001 - torch has no public query

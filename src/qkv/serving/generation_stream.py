@@ -28,6 +28,7 @@ from qkv.generation import (
 )
 from qkv.generation.decode_engine import CACHE_CHUNK, TokenLists
 from qkv.inspection import Intervention, apply_interventions, match_taps, prepare_gpt_input_from_ids
+from qkv.inspection.record import select_queries
 from qkv.inspection.validation import check_index
 from qkv.nn import AttentionInputs
 from qkv.serving.model_registry import RegisteredModel
@@ -109,7 +110,7 @@ class _AttentionRecordingEngine:
             milliseconds = 1000 * (perf_counter() - start)
             # The next token is chosen from the logits of the last query.
             rows = [
-                inputs.select_queries(torch.tensor([inputs.queries.shape[-2] - 1])).weights()[0, :, 0]
+                select_queries(inputs, torch.tensor([inputs.queries.shape[-2] - 1])).weights()[0, :, 0]
                 for inputs in layers
             ]
         self.last = _ForwardPass(torch.stack(rows).float(), n_computed, milliseconds)

@@ -8,17 +8,15 @@ import torch
 
 from qkv.choices import BackendName, InferenceDType
 from qkv.config.base import did_you_mean_suffix
-from qkv.engines import select_backend
+from qkv.engines import check_int8_supported, quantize_linears_to_int8, select_backend
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import check_int8_supported
 from qkv.tasks.devices import require_cpu_for_int8, resolve_device, resolve_dtype
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
 from qkv.training.run_folder import RunFolder
 from qkv.weights.hub import download_safetensors_snapshot
-from qkv.weights.int8_storage import quantize_linears_to_int8
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
 from qkv.weights.single_file import load_gguf_or_llama2c
 from qkv.zoo import shipped_model_folders

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from qkv.choices import Activation, HeadCombination, NormKind, NormPosition, PositionKind, SpecialToken
 from qkv.config import GPTConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, InputError, MissingExtraError
-from qkv.models import GPT, Seq2Seq
-from qkv.models.seq2seq import EncoderOrDecoder
+from qkv.models import Seq2Seq
+from qkv.models.stack import Stack
 from qkv.nn import Attention, Block, LayerNorm, RelativeBias, RMSNorm
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.weights.atomic_folder import create_folder_atomically
@@ -127,7 +127,7 @@ def build_ct2_spec(model: Seq2Seq, suppressed_ids: frozenset[int]) -> "Transform
 
 def fill_stack_spec_except_token_embedding(
     spec: Any,  # noqa: ANN401 - the package has no types
-    stack: EncoderOrDecoder | GPT,
+    stack: Stack,
     config: Seq2SeqConfig | GPTConfig,
 ) -> None:
     """Copy all weights except the token embedding from an encoder, a decoder or a GPT to a CTranslate2 spec."""

@@ -1,4 +1,4 @@
-"""Store weights as int8 with one scale per row, and convert models to int8 matmuls.
+"""Store weights as int8 with one scale per row.
 
 A matrix is stored as `NAME` (int8, from −127 to 127) and `NAME.scale` (float32, one scale per row). Multiplying each
 row by its scale recovers the weights. Vectors are stored unchanged. The metadata of the safetensors file contains
@@ -8,11 +8,9 @@ row by its scale recovers the weights. Vectors are stored unchanged. The metadat
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from qkv.errors import InputError, WeightsError
-from qkv.models import Model, RNNSeq2Seq
-from qkv.nn import Int8Linear, Unembedding
+from qkv.errors import WeightsError
 
 STORAGE_KEY = "qkv_storage"
 INT8_ROWS = "int8-rows"
@@ -29,7 +27,7 @@ def quantize_matrices_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor
         if tensor.dim() < 2:
             quantized[name] = tensor.detach().float()
         else:
-            quantized[name], quantized[name + SCALE_SUFFIX] = _quantize_rows(tensor.detach().float())
+            quantized[name], quantized[name + SCALE_SUFFIX] = quantize_rows(tensor.detach().float())
     return quantized
 
 
@@ -52,27 +50,7 @@ def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tenso
     return tensors
 
 
-def quantize_linears_to_int8(model: Model) -> None:
-    """Replace all linear layers of a model with int8 layers, in place.
-
-    The token embedding, norms and biases are unchanged. Weights that were loaded from an int8 file are quantized to
-    exactly the stored values.
-    """
-    if isinstance(model, RNNSeq2Seq):
-        raise InputError("int8 inference is only supported for Transformers, but this model is an RNN")
-    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    for parent, name, child in children:
-        if type(child) is nn.Linear:
-            setattr(parent, name, _quantize_linear(child))
-        elif isinstance(child, Unembedding):
-            child.int8 = _quantize_linear(child)
-
-
-def _quantize_linear(linear: nn.Linear | Unembedding) -> Int8Linear:
-    return Int8Linear(*_quantize_rows(linear.weight.detach().float()), linear.bias)
-
-
-def _quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the int8 values of a matrix and the scale of each row."""
     scale = _round_up_to_16_significant_bits(matrix.flatten(1).abs().amax(1) / INT8_MAX)
     divisor = torch.where(scale > 0, scale, 1.0)  # avoids dividing rows of zeros by 0

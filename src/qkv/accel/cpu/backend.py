@@ -1,5 +1,6 @@
 """The CPU backend, which runs float32 and int8 models with prepacked weights."""
 
+from dataclasses import dataclass, field
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -8,16 +9,16 @@ from torch import nn
 
 from qkv.accel.cpu.decode_engine import CPUDecodeEngine
 from qkv.accel.cpu.encoder import CPUEncoder
+from qkv.accel.cpu.prepacked_decoder import prepacked_decoder
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
-from qkv.accel.cpu.rnn_engine import CPURNNEngine
 from qkv.accel.int8 import Int8Linear
 from qkv.accel.support import reason_modules_are_unsupported
+from qkv.accel.swap import EngineWithModules
 from qkv.choices import BackendName
 from qkv.errors import InputError
 from qkv.generation.decode_engine import (
     DecodeEngine,
     GPTDecodeEngine,
-    RNNDecodeEngine,
     Seq2SeqDecodeEngine,
     eager_engine,
 )
@@ -27,6 +28,7 @@ from qkv.nn import ConcatenatedSinusoidalPositions
 SUPPORTED_LINEARS = (nn.Linear, Int8Linear)
 
 
+@dataclass(frozen=True, eq=False)
 class CPUBackend:
     """Backend for float32 and int8 models on a CPU.
 
@@ -36,9 +38,8 @@ class CPUBackend:
 
     name = BackendName.CPU
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._prepacked: WeakKeyDictionary[nn.Module, PrepackedWeights] = WeakKeyDictionary()
+    _lock: Lock = field(default_factory=Lock)
+    _prepacked: WeakKeyDictionary[nn.Module, PrepackedWeights] = field(default_factory=WeakKeyDictionary)
 
     def supports(self, model: Model) -> str | None:
         """Return `None` if the backend can run the model, and otherwise the reason why it cannot."""
@@ -64,8 +65,8 @@ class CPUBackend:
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
         eager = eager_engine(model, batch=batch, capacity=capacity)
         if isinstance(model, RNNSeq2Seq):
-            assert isinstance(eager, RNNDecodeEngine)
-            return CPURNNEngine(model, eager, self.prepacked_weights(model))
+            modules = prepacked_decoder(model, self.prepacked_weights(model))
+            return EngineWithModules(eager, modules, modules)
         assert isinstance(eager, GPTDecodeEngine | Seq2SeqDecodeEngine)
         return CPUDecodeEngine(model, eager, self.prepacked_weights(model))
 

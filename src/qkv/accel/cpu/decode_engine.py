@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from qkv.accel.cpu.decode_buffers import BufferedNorm, DecodeBuffers, RotaryAngles
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
+from qkv.accel.int8 import Int8Linear
 from qkv.choices import NormPosition
 from qkv.generation.decode_engine import (
     GPTDecodeEngine,
@@ -27,7 +28,6 @@ from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, Seq2Seq
 from qkv.nn import (
     Block,
-    Int8Linear,
     KVCache,
     LayerSourceCache,
     Mask,

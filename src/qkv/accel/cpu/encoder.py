@@ -16,7 +16,7 @@ from qkv.choices import NormPosition
 from qkv.data.length_batches import batch_by_length
 from qkv.generation.decode_engine import TokenLists, right_pad_sequences
 from qkv.models import BERT
-from qkv.models.inputs import check_length, position_ids_reserving_cache
+from qkv.models.stack import check_length, position_ids_reserving_cache
 from qkv.nn import Block
 from qkv.tensors import AttentionMask, Ids, Residual
 

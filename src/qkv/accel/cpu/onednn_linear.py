@@ -5,62 +5,55 @@ with a new shape takes half a millisecond longer. oneDNN is therefore used only 
 same shape.
 """
 
-from collections.abc import Callable
-from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE
-from qkv.config import TrainingConfig
+from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE, has_onednn
+from qkv.accel.swap import FindReplacement, share_attributes
 from qkv.models import GPT
 from qkv.nn import Unembedding
-from qkv.training.objectives import LossOutput, Objective, uses_bfloat16
+from qkv.tensors import Logits
 
 
-@contextmanager
-def override_forward(modules, create_forward):
-    try:
-        for module in modules:
-            module.__dict__["forward"] = create_forward(module)
-        yield
-    finally:
-        for module in modules:
-            module.__dict__.pop("forward", None)
+class OneDNNLinear(nn.Linear):
+    """Linear layer that multiplies with oneDNN. The results differ from those of `nn.Linear` only by rounding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return onednn_linear(x, self.weight, self.bias)
 
 
-def use_onednn_if_supported(model: nn.Module, objective: Objective, config: TrainingConfig) -> Objective:
-    """Return the objective with oneDNN matmuls if they are supported, and the unchanged objective otherwise.
+class OneDNNUnembedding(Unembedding):
+    """Unembedding that multiplies with oneDNN."""
 
-    The results differ from those of torch's own matmuls only by rounding.
-    """
-    parameters = list(model.parameters())
-    # With activation checkpointing, the backward pass recomputes activations after the original layers have been
-    # restored. The default matmuls and oneDNN save different tensors, and torch.utils.checkpoint rejects this
-    # difference.
-    is_unsupported = (
-        config.compile or config.activation_checkpointing or uses_bfloat16(config.precision, parameters[0].device)
-    )
-    if is_unsupported or not (isinstance(model, GPT) and _has_onednn() and all(map(_is_float32_on_cpu, parameters))):
-        return objective
-    large_layers = [
-        part for part in model.modules() if _is_linear_layer(part) and part.weight.numel() >= MIN_ONEDNN_SIZE
-    ]
+    def forward(self, x: Tensor) -> Logits:
+        x = x * self.scale if self.scale != 1.0 else x
+        return self.logits(onednn_linear(x, self.weight, self.bias))
 
-    def onednn_objective(batch: Any) -> LossOutput:  # noqa: ANN401 - the batch type depends on the family
-        with override_forward(large_layers, _onednn_forward):
-            return objective(batch)
 
-    return onednn_objective
+def onednn_replacement_finder(model: nn.Module) -> FindReplacement:
+    """Return a function that replaces the large linear layers of a float32 GPT on a CPU, and nothing otherwise."""
+    is_supported = isinstance(model, GPT) and has_onednn() and all(map(_is_float32_on_cpu, model.parameters()))
+
+    def find_replacement(module: nn.Module) -> nn.Module | None:
+        if not is_supported or not isinstance(module, nn.Linear | Unembedding):
+            return None
+        if module.weight.numel() < MIN_ONEDNN_SIZE:
+            return None
+        if type(module) is nn.Linear:
+            return share_attributes(module, OneDNNLinear)
+        return share_attributes(module, OneDNNUnembedding) if type(module) is Unembedding else None
+
+    return find_replacement
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x·Wᵀ + b like `F.linear`."""
-    return _OneDNNLinear.apply(x, weight, bias)
+    return _OneDNNLinearFunction.apply(x, weight, bias)
 
 
-class _OneDNNLinear(torch.autograd.Function):
+class _OneDNNLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401
         ctx.save_for_backward(x, weight)
@@ -83,19 +76,5 @@ def _onednn_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")  # noqa: SLF001 - the operator that torch.compile uses
 
 
-def _onednn_forward(layer: nn.Linear | Unembedding) -> Callable[[Tensor], Tensor]:
-    if isinstance(layer, nn.Linear):
-        return lambda x: onednn_linear(x, layer.weight, layer.bias)
-    return lambda x: layer.logits(onednn_linear(x if layer.scale == 1.0 else x * layer.scale, layer.weight, layer.bias))
-
-
-def _is_linear_layer(layer: nn.Module) -> TypeGuard[nn.Linear | Unembedding]:
-    return type(layer) is nn.Linear or isinstance(layer, Unembedding)
-
-
 def _is_float32_on_cpu(parameter: Tensor) -> bool:
     return type(parameter.data) is Tensor and parameter.device.type == "cpu" and parameter.dtype == torch.float32
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

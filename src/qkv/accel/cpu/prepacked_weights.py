@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.accel.cpu.huge_pages import contiguous_in_huge_pages
+from qkv.accel.int8 import Int8Linear, Int8Unembedding
 from qkv.accel.support import tensor_version
 from qkv.choices import Activation
-from qkv.nn import Int8Linear, Unembedding, activate
+from qkv.nn import Unembedding, activate
 
 MIN_BLOCKED_SIZE = 2**15
 """Matrix size in elements from which a single row is multiplied by column blocks rather than the full matrix."""
@@ -49,7 +50,7 @@ class ConcatenatedLinear:
         self._bias = torch.cat(self._biases) if self._biases else None
         self._n_in, self._n_out = weights[0].shape[1], sum(weight.shape[0] for weight in weights)
         self._n_elements = self._n_in * self._n_out
-        self._uses_onednn = _has_onednn() and self._n_elements >= MIN_ONEDNN_SIZE
+        self._uses_onednn = has_onednn() and self._n_elements >= MIN_ONEDNN_SIZE
         self._uses_blocks = torch.backends.mkl.is_available() and self._n_elements >= MIN_BLOCKED_SIZE
         # The packed copies are created on first use.
         self._transposed: Tensor | None = None
@@ -218,8 +219,11 @@ def _weights_and_biases(modules: Sequence[nn.Linear | Unembedding]) -> list[Tens
 
 
 def _int8_linear_of(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear | None:
-    return module.int8 if isinstance(module, Unembedding) else module if isinstance(module, Int8Linear) else None
+    if isinstance(module, Int8Unembedding):
+        return module.int8
+    return module if isinstance(module, Int8Linear) else None
 
 
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
+    """Return whether torch has the oneDNN operators that torch.compile uses."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,5 +1,6 @@
-"""The CUDA backend: Triton kernels for GPTs, variable-length encoding for BERTs, and fused modules for the rest."""
+"""The CUDA backend, which runs all model families on an NVIDIA GPU."""
 
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -9,25 +10,30 @@ from torch import nn
 
 from qkv.accel.cuda.decode_engine import CUDADecodeEngine
 from qkv.accel.cuda.decode_pool import CUDADecodeStepPool
+from qkv.accel.cuda.fused_modules import find_fused_replacement
 from qkv.accel.cuda.packed_encoder import PackedEncoder
+from qkv.accel.cuda.precision import CUDNN_TF32_DISABLED
 from qkv.accel.support import reason_modules_are_unsupported
+from qkv.accel.swap import EngineWithModules, ModuleSwap
 from qkv.choices import BackendName, NormPosition
-from qkv.generation.decode_engine import DecodeEngine
+from qkv.generation.decode_engine import DecodeEngine, eager_engine
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Block, ConcatenatedSinusoidalPositions, RotaryEmbedding
 
 
+@dataclass(frozen=True, eq=False)
 class CUDABackend:
-    """Backend for GPT and BERT models on an NVIDIA GPU.
+    """Backend for models on an NVIDIA GPU.
 
-    The captured decode steps of a GPT are kept for as long as the model exists.
+    A GPT is decoded with Triton kernels, and its captured decode steps are kept for as long as the model exists. The
+    texts of a BERT are packed without padding. Encoder–decoders run the reference with fused modules, and RNNs run it
+    in full float32 precision.
     """
 
     name = BackendName.CUDA
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._pools: WeakKeyDictionary[nn.Module, CUDADecodeStepPool] = WeakKeyDictionary()
+    _lock: Lock = field(default_factory=Lock)
+    _pools: WeakKeyDictionary[nn.Module, CUDADecodeStepPool] = field(default_factory=WeakKeyDictionary)
 
     def supports(self, model: Model) -> str | None:
         """Return `None` if the backend can run the model, and otherwise the reason why it cannot."""
@@ -42,12 +48,21 @@ class CUDABackend:
             case BERT():
                 return reason_varlen_is_unsupported(model)
             case Seq2Seq() | RNNSeq2Seq():
-                return f"has no kernels for {type(model).__name__} models"
+                return "requires evaluation mode (model.eval())" if model.training else None
 
-    def decode_engine(self, model: GPT, *, batch: int, capacity: int) -> DecodeEngine:
-        with self._lock:
-            pool = self._pools.setdefault(model, CUDADecodeStepPool())
-        return CUDADecodeEngine(model, pool, batch=batch, capacity=capacity)
+    def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
+        match model:
+            case GPT():
+                with self._lock:
+                    pool = self._pools.setdefault(model, CUDADecodeStepPool())
+                return CUDADecodeEngine(model, pool, batch=batch, capacity=capacity)
+            case Seq2Seq():
+                # Only the encoder has enough tokens for the fused modules to pay off.
+                eager = eager_engine(model, batch=batch, capacity=capacity)
+                return EngineWithModules(eager, ModuleSwap(model, find_fused_replacement))
+            case RNNSeq2Seq():
+                eager = eager_engine(model, batch=batch, capacity=capacity)
+                return EngineWithModules(eager, CUDNN_TF32_DISABLED, CUDNN_TF32_DISABLED)
 
     def encode_engine(self, model: BERT, *, compile: bool = False) -> PackedEncoder:  # noqa: A002 - torch's term
         return PackedEncoder(model, compiled=compile)
@@ -84,4 +99,7 @@ def reason_varlen_is_unsupported(model: BERT) -> str | None:
         "requires as many key/value heads as query heads, of equal width": (config.n_heads, config.d_head)
         == (config.n_kv_heads, config.d_value),
     }
-    return next((reason for reason, is_met in conditions.items() if not is_met), None)
+    reason = next((reason for reason, is_met in conditions.items() if not is_met), None)
+    # The packed forward pass skips the taps and the masks of the reference.
+    parts = ("embedding", "blocks", "final_norm", "last_hidden_state")
+    return reason or reason_modules_are_unsupported([(part, model.get_submodule(part)) for part in parts], None)

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from qkv.accel.cuda.decode_pool import CUDADecodeStepPool
 from qkv.accel.cuda.decode_step import TOKENS_PER_SYNC
-from qkv.accel.swap import accelerated
+from qkv.accel.cuda.fused_modules import find_fused_replacement
+from qkv.accel.swap import ModuleSwap
 from qkv.config import SamplingConfig
 from qkv.generation.decode_engine import GPTDecodeEngine, RowIds, SequenceIndices, TokenLists
 from qkv.generation.sampling import NextLogits
@@ -20,9 +21,10 @@ class CUDADecodeEngine:
         self._model, self._pool = model, pool
         self._step = pool.acquire(model, batch=batch, capacity=capacity)
         self._eager = GPTDecodeEngine(model, self._step.cache)
+        self._modules = ModuleSwap(model, find_fused_replacement)
 
     def prefill(self, prompts: TokenLists, *, sources: TokenLists | None = None) -> NextLogits:
-        with accelerated(self._model, "inference"):
+        with self._modules:
             return self._eager.prefill(prompts, sources=sources)
 
     def decode(self, ids: RowIds) -> NextLogits:

@@ -1,0 +1,36 @@
+"""Small utilities that do not belong to any concept of the library."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def first_out_of_range(indices: Tensor, n: int) -> int | None:
+    """Return an index outside 0 … n − 1, or `None` if there is none or if the values cannot be read cheaply.
+
+    Reading values from a GPU would wait for the device, and compiled code cannot branch on them. Callers that use a GPU
+    check their indices before they copy them to the device.
+    """
+    if not can_read_values(indices):
+        return None
+    low, high = (int(end) for end in indices.aminmax())
+    return low if low < 0 else high if high >= n else None
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Return whether the host can read the values of a tensor without waiting for a device."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+@contextmanager
+def autocast_disabled(device: torch.device) -> Iterator[bool]:
+    """Disable autocast for operations on a device. Yields whether autocast was enabled."""
+    # The meta device has no autocast.
+    is_enabled = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    if not is_enabled:
+        yield False
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield True
