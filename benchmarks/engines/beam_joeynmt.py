@@ -17,7 +17,7 @@ from benchmarks.engines.beam_workload import END, PAD, TranslateFunction, Worklo
 from benchmarks.engines.nanogpt import version
 from benchmarks.engines.protocol import MissingPeerError
 from qkv.models import Seq2Seq
-from qkv.nn import sinusoidal_encoding
+from qkv.nn.positions import sinusoidal_encoding
 
 MODULE_NAMES = {
     "src_src_att": "attention",

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from qkv.choices import AttentionKernel, HeadCombination, PositionKind
 from qkv.config import GPTConfig
-from qkv.nn import CAUSAL, AttentionInputs, Mask, fused_attention, use_attention_kernel
+from qkv.nn import CAUSAL, AttentionInputs, Mask, use_attention_kernel
+from qkv.nn.attention import fused_attention
 from tests.agreement.model_strategies import (
     assert_close,
     berts,

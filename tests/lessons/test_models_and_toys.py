@@ -22,7 +22,8 @@ from qkv.lessons import (
 )
 from qkv.lessons.selectable_keys import find_selectable_keys
 from qkv.models import GPT
-from qkv.nn import CAUSAL, Mask, sinusoidal_encoding
+from qkv.nn import CAUSAL, Mask
+from qkv.nn.positions import sinusoidal_encoding
 
 
 def test_the_sinusoid_of_lecture_e_is_that_of_lecture_b_shifted_by_one_pair():

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from qkv.choices import AttentionKernel
 from qkv.errors import InputError, ShapeError
-from qkv.lessons.soft_dictionary import SoftMemory, scaled_dot_product_attention
+from qkv.lessons.soft_dictionary import SoftMemory
+from qkv.nn import scaled_dot_product_attention
 
 WIDTH, D_VALUE, N_ENTRIES = 5, 3, 7
 

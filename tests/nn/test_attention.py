@@ -5,6 +5,7 @@ import torch
 
 from qkv.choices import AttentionKernel, HeadCombination
 from qkv.errors import ConfigError, ShapeError
+from qkv.inspection.record import select_queries
 from qkv.nn import (
     CAUSAL,
     Attention,
@@ -12,12 +13,11 @@ from qkv.nn import (
     HeadConfig,
     KVCache,
     Mask,
-    PositionInfo,
-    fused_attention,
-    masked_softmax,
     scaled_dot_product_attention,
     use_attention_kernel,
 )
+from qkv.nn.attention import fused_attention, masked_softmax
+from qkv.nn.positions import PositionInfo
 
 BATCH, N, N_KEYS, D_MODEL, N_HEADS, D_HEAD, D_VALUE = 2, 7, 5, 13, 3, 4, 11
 
@@ -161,7 +161,7 @@ def test_selected_queries_give_the_same_rows_as_all_queries():
     bias = torch.randn(1, N_HEADS, N, N)
     lookup = AttentionInputs(queries=queries, keys=keys, values=keys, scale=0.5, mask=CAUSAL, bias=bias)
     rows = torch.tensor([4, 1])
-    torch.testing.assert_close(lookup.select_queries(rows).weights(), lookup.weights()[:, :, rows])
+    torch.testing.assert_close(select_queries(lookup, rows).weights(), lookup.weights()[:, :, rows])
 
 
 def test_weights_are_a_softmax_and_zero_in_fully_masked_rows():

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from qkv.config import GPTConfig
 from qkv.errors import KVCacheError
 from qkv.models import GPT
-from qkv.nn import KVCache, LayerSourceCache
+from qkv.nn import KVCache
+from qkv.nn.cache import LayerSourceCache
 
 LAYERS, BATCH, CAPACITY, KV_HEADS, D_HEAD, D_VALUE = 2, 3, 11, 5, 7, 4
 
 
-def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH, chunk: int | None = None) -> KVCache:
+def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH, growth_step: int | None = None) -> KVCache:
     return KVCache(
         n_layers=LAYERS,
         batch=batch,
@@ -24,7 +25,7 @@ def new_cache(dtype: torch.dtype = torch.float32, batch: int = BATCH, chunk: int
         key_shape=(KV_HEADS, D_HEAD),
         value_shape=(KV_HEADS, D_VALUE),
         like=torch.zeros(1, dtype=dtype),
-        chunk=chunk,
+        growth_step=growth_step,
     )
 
 
@@ -233,7 +234,7 @@ def test_a_reordered_source_is_accepted():
 
 def test_a_growing_cache_equals_a_preallocated_one():
     """It also allocates no more than necessary."""
-    preallocated, growing = new_cache(), new_cache(chunk=2)
+    preallocated, growing = new_cache(), new_cache(growth_step=2)
     n_slots = []
     for n in (1, 1, 2, 3, 1, 3):
         keys, values = random_keys_values(n)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.nn import InputEmbedding, LayerNorm, LearnedPositions, TokenEmbedding, Unembedding, check_ids_shape_dtype_range
+from qkv.nn import LayerNorm, LearnedPositions, TokenEmbedding, Unembedding, check_ids_shape_dtype_range
+from qkv.nn.embedding import InputEmbedding
 
 BATCH, N, VOCABULARY, D_MODEL, N_SEGMENTS = 2, 7, 11, 5, 3
 
@@ -77,19 +78,19 @@ def test_an_untied_unembedding_has_separate_weights(bias, scale):
 
 
 def test_ids_outside_the_vocabulary_are_rejected():
-    with pytest.raises(InputError, match=r"id 11 .*\b11\b.*0 … 10"):
+    with pytest.raises(InputError, match=r"id 11\b.*0 … 10"):
         check_ids_shape_dtype_range(torch.tensor([[0, 11, 3]]), 11)
-    with pytest.raises(InputError, match=r"id -1 .*\b11\b.*0 … 10"):
+    with pytest.raises(InputError, match=r"id -1\b.*0 … 10"):
         check_ids_shape_dtype_range(torch.tensor([[0, -1, 12]]), 11)
     check_ids_shape_dtype_range(torch.tensor([[0, 10]]), 11)
-    with pytest.raises(InputError, match="id 11 "):
+    with pytest.raises(InputError, match=r"id 11\b"):
         TokenEmbedding(VOCABULARY, D_MODEL)(torch.tensor([[11]]))
 
 
 def test_an_empty_sequence_and_an_empty_batch_are_rejected():
-    with pytest.raises(InputError, match=r"\b0 ids\b"):
+    with pytest.raises(ShapeError, match=r"\(2, 0\)"):
         check_ids_shape_dtype_range(torch.empty(BATCH, 0, dtype=torch.long), 11)
-    with pytest.raises(InputError, match=r"\b0 sequences\b"):
+    with pytest.raises(ShapeError, match=r"\(0, 7\)"):
         check_ids_shape_dtype_range(torch.empty(0, N, dtype=torch.long), 11)
 
 
@@ -105,9 +106,9 @@ def test_segments_that_do_not_fit_are_rejected(unchecked):
 
 
 def test_ids_must_have_two_axes():
-    with pytest.raises(ShapeError, match=r"ids\b.*\b1 axes\b.*\(3,\)"):
+    with pytest.raises(ShapeError, match=r"ids\b.*\(3,\)"):
         check_ids_shape_dtype_range(torch.tensor([1, 2, 3]), 11)
-    with pytest.raises(ShapeError, match=r"ids\b.*\b3 axes\b.*\(1, 1, 2\)"):
+    with pytest.raises(ShapeError, match=r"ids\b.*\(1, 1, 2\)"):
         check_ids_shape_dtype_range(torch.tensor([[[1, 2]]]), 11)
 
 

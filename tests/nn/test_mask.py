@@ -140,7 +140,7 @@ def test_a_sliding_window_of_zero_is_rejected():
 def test_masks_of_the_wrong_length_are_rejected():
     with pytest.raises(ShapeError, match=r"key_padding_mask\b.*\b5\b.*\b7\b"):
         Mask(key_padding_mask=IS_TOKEN).to_dense(3, 7, CPU)
-    with pytest.raises(ShapeError, match=r"documents\b.*\b5\b.*\b3\b.*\b5\b"):
+    with pytest.raises(ShapeError, match=r"documents\b.*\b5\b.*\b3\b"):
         Mask(documents=DOCUMENTS).to_dense(3, 5, CPU)
     with pytest.raises(ShapeError, match=r"\b3\b.*\b5\b.*query_positions"):
         CAUSAL.to_dense(3, 5, CPU)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from qkv.data.patches import split_into_patches
 from qkv.errors import InputError, ShapeError
-from qkv.nn import check_patches_shape_and_dtype, split_into_patches
+from qkv.nn.embedding import check_patches_shape_and_dtype
 
 
 def test_each_patch_holds_its_own_square_row_by_row_from_the_top_left():

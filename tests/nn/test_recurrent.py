@@ -1,13 +1,12 @@
 """Tests of the recurrent encoder, decoder and attention."""
 
-from contextlib import ExitStack
-
 import pytest
 import torch
 
 from qkv.choices import CellKind, RNNAttentionScore
 from qkv.errors import InputError
-from qkv.nn import AttentiveDecoder, BidirectionalRecurrentEncoder, Mask, StateAttention, recurrent
+from qkv.nn import Mask
+from qkv.nn.recurrent import AttentiveDecoder, BidirectionalRecurrentEncoder, StateAttention
 
 BATCH, N, N_SOURCE, D_MODEL = 2, 5, 7, 6
 
@@ -149,14 +148,3 @@ def test_autocast_leaves_the_recurrence_in_its_own_precision(cell):
         _, last = decoder(x, first, source=states)
     assert states.dtype == last[0].dtype == torch.float32
     torch.testing.assert_close(states, plain, rtol=0, atol=0.02)
-
-
-def test_tf32_stays_disabled_until_the_last_of_two_threads_leaves(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    with ExitStack() as first, ExitStack() as second:
-        for thread in (first, second):
-            thread.enter_context(recurrent._WITHOUT_CUDNN_TF32)
-            assert not torch.backends.cudnn.allow_tf32
-        first.close()
-        assert not torch.backends.cudnn.allow_tf32
-    assert torch.backends.cudnn.allow_tf32

@@ -31,13 +31,12 @@ from qkv.inspection.logit_lens import _apply_final_norm_and_unembedding
 from qkv.inspection.rollout import rollout_from_means
 from qkv.models import GPT
 from qkv.models.stack import _document_offsets, position_ids_reserving_cache
-from qkv.nn.attention import Attention
+from qkv.nn.attention import Attention, AttentionInputs, masked_softmax
 from qkv.nn.cache import KVCache
-from qkv.nn.attention import AttentionInputs, masked_softmax
 from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm
-from qkv.nn.recurrent import BidirectionalRecurrentEncoder
 from qkv.nn.positions import PositionInfo
+from qkv.nn.recurrent import BidirectionalRecurrentEncoder
 from qkv.text.encodings import encode_texts, encode_truncated
 from qkv.text.streaming_decoder import StreamingDecoder
 from qkv.text.tokenizer import Encoding

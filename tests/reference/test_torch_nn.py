@@ -8,7 +8,6 @@ from qkv.choices import Activation, AttentionKernel, CellKind, NormPosition
 from qkv.nn import (
     CAUSAL,
     Attention,
-    BidirectionalRecurrentEncoder,
     Block,
     FeedForward,
     HeadConfig,
@@ -18,6 +17,7 @@ from qkv.nn import (
     Source,
     use_attention_kernel,
 )
+from qkv.nn.recurrent import BidirectionalRecurrentEncoder
 from tests.reference.config_strategies import arrays
 from tests.reference.numpy_recurrent import gru_step, lstm_step
 

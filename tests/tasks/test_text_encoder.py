@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from qkv.choices import Pooling, SpecialToken
 from qkv.config import SentenceEmbedding
-from qkv.errors import ContextLengthError, InputError
 from qkv.data.length_batches import batch_by_length
+from qkv.errors import ContextLengthError, InputError
 from tests.tasks.small_bert import CONTEXT, NAMES, small_bert
 
 TEXTS = [

@@ -11,7 +11,7 @@ from qkv.choices import CheckStatus
 from qkv.config import GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import InputError
 from qkv.generation import decoder, generate
-from qkv.models import GPT, bert, inputs
+from qkv.models import GPT, stack
 from qkv.nn import KVCache
 from qkv.tasks import Translator, load_pretrained
 from qkv.tasks.verification import CHECKS, verify
@@ -68,7 +68,7 @@ def without(part: str) -> Callable:
 
 
 build_mask, positions, own_forward, select = (
-    inputs.build_mask,
+    stack.build_mask,
     KVCache._assign_slots,
     GPT.forward,
     decoder.GPTDecoder.reorder,
@@ -115,8 +115,8 @@ def too_large(stored):
 BUGS = {
     "cached": ("gpt", KVCache, "_assign_slots", at_the_start),
     "batched": ("gpt", GPT, "forward", rows_swapped),
-    "padded": ("gpt", inputs, "build_mask", without("attention_mask")),
-    "packed": ("gpt", inputs, "build_mask", without("documents")),
+    "padded": ("gpt", stack, "build_mask", without("attention_mask")),
+    "packed": ("gpt", stack, "build_mask", without("documents")),
     "greedy": ("gpt", generate, "choose_next_ids", second_best),
     "beam": ("gpt", decoder.GPTDecoder, "reorder", unmoved),
     "int8 weights": ("gpt", model_loader, "dequantize_int8_matrices", too_large),
@@ -134,7 +134,7 @@ def test_a_bug_fails_only_its_own_check(folder, check, monkeypatch):
 
 
 def test_unmasked_padding_of_a_bert_is_detected(folder, monkeypatch):
-    monkeypatch.setattr(bert, "build_mask", without("attention_mask"))
+    monkeypatch.setattr(stack, "build_mask", without("attention_mask"))
     assert failed_checks(folder / "bert") == {"padded"}
 
 

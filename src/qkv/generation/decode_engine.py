@@ -15,7 +15,8 @@ from qkv.config import SamplingConfig
 from qkv.errors import InputError
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import KVCache, LayerSourceCache, Source, check_ids_shape_dtype_range
+from qkv.nn import KVCache, Source, check_ids_shape_dtype_range
+from qkv.nn.cache import LayerSourceCache
 from qkv.tensors import Ids
 
 RowIds = Int[Tensor, " row"]

@@ -8,7 +8,8 @@ from torch import Tensor
 from qkv.inspection import Heatmap, plot_heatmaps
 from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure, Figure
-from qkv.nn import CAUSAL, AttentionInputs, masked_softmax
+from qkv.nn import CAUSAL, AttentionInputs
+from qkv.nn.attention import masked_softmax
 
 ILLEGIBLE = nan
 LECTURE_E_SLIDE_SCORES = (

@@ -12,7 +12,8 @@ from qkv.lessons import quiz_cost, wirings
 from qkv.lessons.console import print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import BLUE, ORANGE, DrawFigure, Figure, style_and_label_axes
 from qkv.models import GPT
-from qkv.nn import CAUSAL, Attention, AttentionInputs, HeadConfig, TokenEmbedding, masked_softmax
+from qkv.nn import CAUSAL, Attention, AttentionInputs, HeadConfig, TokenEmbedding
+from qkv.nn.attention import masked_softmax
 
 SMALL_CONFIG = GPTConfig(
     vocab_size=101,

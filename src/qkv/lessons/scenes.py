@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.nn import split_into_patches
+from qkv.data.patches import split_into_patches
 from qkv.tensors import Ids, Patches
 
 SIDE, PATCH = 36, 4

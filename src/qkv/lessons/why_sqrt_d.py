@@ -9,7 +9,8 @@ from torch import Tensor
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_section, print_table, print_text
 from qkv.lessons.figure_style import BLUE, RED, DrawFigure, Figure, style_and_label_axes
-from qkv.nn import AttentionInputs, masked_softmax
+from qkv.nn import AttentionInputs
+from qkv.nn.attention import masked_softmax
 
 WIDTHS = (4, 16, 64, 256, 1024, 4096)
 N_QUERIES, N_KEYS = 256, 16

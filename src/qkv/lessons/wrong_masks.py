@@ -12,7 +12,8 @@ from qkv.inspection import Heatmap, intervene, plot_heatmaps
 from qkv.lessons import sentences
 from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import DrawFigure, Figure
-from qkv.nn import CAUSAL, masked_softmax
+from qkv.nn import CAUSAL
+from qkv.nn.attention import masked_softmax
 
 N_TRAINING_STEPS = 200
 N = 4

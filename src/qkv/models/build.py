@@ -1,5 +1,7 @@
 """Build the modules of a model from its config."""
 
+from dataclasses import asdict
+
 from qkv import nn
 from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
@@ -9,17 +11,20 @@ def build_norm(config: TransformerConfig) -> nn.LayerNorm | nn.RMSNorm:
     return nn.make_norm(config.norm, config.d_model, eps=config.norm_eps, bias=config.norm_bias)
 
 
-def build_attention(config: TransformerConfig) -> nn.Attention:
-    head_config = nn.HeadConfig(
+def build_head_config(config: TransformerConfig) -> nn.HeadConfig:
+    return nn.HeadConfig(
         n_heads=config.n_heads,
         n_kv_heads=config.n_kv_heads,
         d_head=config.d_head,
         d_value=config.d_value,
         combination=config.head_combination,
     )
+
+
+def build_attention(config: TransformerConfig) -> nn.Attention:
     return nn.Attention(
         config.d_model,
-        head_config,
+        build_head_config(config),
         bias=config.attention_bias,
         output_projection=config.output_projection,
         scale_scores=config.scale_scores,
@@ -52,7 +57,8 @@ def build_relative_positions(
 ) -> nn.RotaryEmbedding | nn.ALiBi | nn.RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            return nn.RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=_rope_scaling_rule(config))
+            scaling = None if config.rope_scaling is None else nn.RopeScalingRule(**asdict(config.rope_scaling))
+            return nn.RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=scaling)
         case PositionKind.ALIBI:
             return nn.ALiBi(config.n_heads)
         case PositionKind.RELATIVE:
@@ -64,18 +70,6 @@ def build_relative_positions(
             )
         case _:
             return None
-
-
-def _rope_scaling_rule(config: TransformerConfig) -> nn.RopeScalingRule | None:
-    scaling = config.rope_scaling
-    if scaling is None:
-        return None
-    return nn.RopeScalingRule(
-        factor=scaling.factor,
-        original_context_length=scaling.original_context_length,
-        low=scaling.low_freq_factor,
-        high=scaling.high_freq_factor,
-    )
 
 
 def build_embedding(
@@ -107,24 +101,4 @@ def build_unembedding(config: TransformerConfig, tokens: nn.TokenEmbedding) -> n
         tied_to=tokens if config.tie_embeddings else None,
         bias=config.unembedding_bias,
         scale=config.d_model**-0.5 if config.scale_logits else 1.0,
-    )
-
-
-def build_cache(
-    config: TransformerConfig,
-    like: nn.TokenEmbedding | nn.PatchProjection,
-    *,
-    n_layers: int,
-    batch: int,
-    capacity: int | None,
-    growth_step: int | None = None,
-) -> nn.KVCache:
-    return nn.KVCache(
-        n_layers=n_layers,
-        batch=batch,
-        capacity=config.context_length if capacity is None else capacity,
-        key_shape=(config.n_kv_heads, config.d_head),
-        value_shape=(config.n_kv_heads, config.d_value),
-        like=like.weight,
-        chunk=growth_step,
     )

@@ -1,7 +1,7 @@
 """GPT, a decoder-only Transformer language model."""
 
 from qkv.config import GPTConfig
-from qkv.models.build import build_cache, build_unembedding
+from qkv.models.build import build_unembedding
 from qkv.models.stack import Stack
 from qkv.nn import KVCache, TokenEmbedding, init_weights
 from qkv.tensors import AttentionMask, Ids, Logits
@@ -32,17 +32,3 @@ class GPT(Stack):
         """Return the logits of the next token at every position. See `hidden_states` for the arguments."""
         states = self.hidden_states(ids, attention_mask=attention_mask, documents=documents, cache=cache)
         return self.unembedding(states)
-
-    def new_cache(self, *, batch: int, capacity: int | None = None, growth_step: int | None = None) -> KVCache:
-        """Return an empty cache for `capacity` tokens per row (default: the context length).
-
-        If `growth_step` is set, memory is allocated in steps of at least `growth_step` tokens per row.
-        """
-        return build_cache(
-            self.config,
-            self.embedding.token,
-            n_layers=self.config.n_layers,
-            batch=batch,
-            capacity=capacity,
-            growth_step=growth_step,
-        )

@@ -7,18 +7,9 @@ from torch import nn
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
 from qkv.models.stack import check_attention_mask, check_length, check_rows_multiple_of_sources
-from qkv.nn import (
-    AttentiveDecoder,
-    BidirectionalRecurrentEncoder,
-    LayerSourceCache,
-    Mask,
-    Source,
-    State,
-    TokenEmbedding,
-    Unembedding,
-    check_ids_shape_dtype_range,
-    init_weights,
-)
+from qkv.nn import Mask, Source, TokenEmbedding, Unembedding, check_ids_shape_dtype_range, init_weights
+from qkv.nn.cache import LayerSourceCache
+from qkv.nn.recurrent import AttentiveDecoder, BidirectionalRecurrentEncoder, State
 from qkv.tensors import Ids, Logits, SourceAttentionMask, SourceIds
 
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from qkv.config import Seq2SeqConfig
-from qkv.models.build import build_cache, build_unembedding
+from qkv.models.build import build_unembedding
 from qkv.models.stack import Stack, check_rows_multiple_of_sources
 from qkv.nn import KVCache, Mask, PatchProjection, Source, TokenEmbedding, init_weights
 from qkv.tensors import AttentionMask, Ids, Logits, Patches, Residual, SourceAttentionMask, SourceIds
@@ -69,5 +69,4 @@ class Seq2Seq(nn.Module):
 
         The cross-attention keys and values are computed in the first decode step and then reused.
         """
-        tokens, n_layers = self.decoder.embedding.token, self.config.n_decoder_layers
-        return build_cache(self.config, tokens, n_layers=n_layers, batch=batch, capacity=capacity)
+        return self.decoder.new_cache(batch=batch, capacity=capacity)

@@ -8,17 +8,9 @@ from torch import Tensor, nn
 
 from qkv.config import TransformerConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError, ShapeError
-from qkv.models.build import build_blocks, build_embedding, build_norm, build_relative_positions
-from qkv.nn import (
-    KVCache,
-    Mask,
-    PatchProjection,
-    Source,
-    Tap,
-    TokenEmbedding,
-    check_ids_shape_dtype_range,
-    check_patches_shape_and_dtype,
-)
+from qkv.models.build import build_blocks, build_embedding, build_head_config, build_norm, build_relative_positions
+from qkv.nn import KVCache, Mask, PatchProjection, Source, Tap, TokenEmbedding, check_ids_shape_dtype_range
+from qkv.nn.embedding import check_patches_shape_and_dtype
 from qkv.tensors import AttentionMask, Ids, Patches, Positions, Residual
 
 
@@ -37,6 +29,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.causal, self.sliding_window, self.context_length = causal, config.sliding_window, config.context_length
+        self.head_config = build_head_config(config)
         self.embedding = build_embedding(config, tokens, n_segments=n_segments)
         self.relative_positions = build_relative_positions(config, bidirectional=not causal)
         self.blocks = build_blocks(config, n_layers, cross_attention=cross_attention)
@@ -84,6 +77,21 @@ class Stack(nn.Module):
             source=source,
         )
         return self.last_hidden_state(self.final_norm(x))
+
+    def new_cache(self, *, batch: int, capacity: int | None = None, growth_step: int | None = None) -> KVCache:
+        """Return an empty cache for `capacity` tokens per row (default: the context length).
+
+        If `growth_step` is set, memory is allocated in steps of at least `growth_step` tokens per row.
+        """
+        return KVCache(
+            n_layers=len(self.blocks),
+            batch=batch,
+            capacity=self.context_length if capacity is None else capacity,
+            key_shape=(self.head_config.n_kv_heads, self.head_config.d_head),
+            value_shape=(self.head_config.n_kv_heads, self.head_config.d_value),
+            like=self.embedding.token.weight,
+            growth_step=growth_step,
+        )
 
 
 def position_ids_reserving_cache(

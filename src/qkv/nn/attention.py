@@ -48,10 +48,12 @@ class AttentionInputs:
     """Number of batch rows that share one row of keys. Their queries are concatenated along the query axis."""
 
     def __post_init__(self) -> None:
+        (batch, n_heads, n_queries, d_head), (n_sources, n_kv_heads, n_keys, _) = self.queries.shape, self.keys.shape
+        if batch != n_sources or n_heads % n_kv_heads or d_head != self.keys.shape[3] or n_keys != self.values.shape[2]:
+            shapes = [tuple(tensor.shape) for tensor in (self.queries, self.keys, self.values)]
+            raise ShapeError(f"queries, keys and values have shapes {shapes}, which do not match")
         if self.mask is not None:
-            batch, n_heads, n_queries, _ = self.queries.shape
-            n_keys = self.keys.shape[-2]
-            self.mask.check_shapes(batch=batch, n_heads=n_heads, n_queries=n_queries, n_keys=n_keys)
+            self.mask.check_shapes(n_queries, n_keys, batch=batch, n_heads=n_heads)
 
     def scores(self) -> Scores:
         """Compute the attention scores q·k·scale (+ bias), with −∞ at masked keys."""
@@ -139,18 +141,6 @@ def scaled_dot_product_attention(
     kernel: AttentionKernel = AttentionKernel.FUSED,
 ) -> HeadOutputs:
     """Compute softmax(QKᵀ/√d)V without any learned projections."""
-    if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
-        raise ShapeError(
-            f"queries and keys must have the same width, and keys and values the same length, got queries of width "
-            f"{queries.shape[-1]}, keys of width {keys.shape[-1]} and length {keys.shape[-2]}, "
-            f"and values of length {values.shape[-2]}"
-        )
-    if queries.shape[0] != keys.shape[0] or queries.shape[1] % keys.shape[1]:
-        raise ShapeError(
-            f"queries and keys must have the same number of rows, and n_heads must be a multiple of n_kv_heads, "
-            f"got queries of {queries.shape[0]} rows and {queries.shape[1]} heads "
-            f"and keys of {keys.shape[0]} rows and {keys.shape[1]} heads"
-        )
     inputs = AttentionInputs(queries=queries, keys=keys, values=values, scale=queries.shape[-1] ** -0.5, mask=mask)
     return fused_attention(inputs) if kernel is AttentionKernel.FUSED else inputs.weighted_values(inputs.weights())
 
@@ -302,18 +292,14 @@ class Attention(nn.Module):
                 return head_outputs.mean(1)
 
     def _check_inputs(self, x: Tensor, source: Tensor | None) -> None:
-        for name, tensor in (("x", x), ("source", source)):
-            if tensor is None:
-                continue
-            if tensor.shape[-1] != self.d_model:
-                raise ShapeError(f"{name} has width {tensor.shape[-1]}, expected d_model={self.d_model}")
-            if tensor.shape[1] == 0:
-                raise ShapeError(f"{name} has 0 positions, expected at least 1")
+        for name, tensor in (("x", x), ("source", x if source is None else source)):
+            if tensor.shape[-1] != self.d_model or tensor.shape[1] == 0:
+                shape = tuple(tensor.shape)
+                raise ShapeError(
+                    f"{name} has shape {shape}, expected (batch, at least 1 position, d_model={self.d_model})"
+                )
         if source is not None and x.shape[0] % source.shape[0]:
-            raise ShapeError(
-                f"the number of rows of x must be a multiple of the number of sources, "
-                f"got {x.shape[0]} rows and {source.shape[0]} sources"
-            )
+            raise ShapeError(f"the rows of x must be a multiple of the sources, got {x.shape[0]} and {source.shape[0]}")
 
 
 def _fold_beams(queries: Tensor, beams_per_source: int) -> Tensor:

@@ -18,12 +18,25 @@ from qkv.utils import can_read_values
 
 
 @dataclass(frozen=True)
+class EqualLengthSlots:
+    """Destination slots for rows of equal length, which are all extended at the same slots."""
+
+    slots: slice
+
+    def write(self, cached: Tensor, new: Tensor) -> None:
+        cached[:, :, self.slots] = new
+
+
+@dataclass(frozen=True)
 class NonPaddingTokenSlots:
     """Destination slots for a batch with padding. Token (rows[i], columns[i]) is written to slots[i] of its row."""
 
     rows: Int[Tensor, " token"]
     columns: Int[Tensor, " token"]
     slots: Int[Tensor, " token"]
+
+    def write(self, cached: Tensor, new: Tensor) -> None:
+        cached[self.rows, :, self.slots] = new[self.rows, :, self.columns]
 
 
 @dataclass(frozen=True)
@@ -55,29 +68,18 @@ class LayerCache:
         self, keys: Float[Tensor, "batch kv_head new d_head"], values: Float[Tensor, "batch kv_head new d_value"]
     ) -> tuple[Keys, Values]:
         """Write new keys and values to the slots reserved by `KVCache.reserve` and return all filled slots."""
-        all_keys, all_values = self.keys, self.values
-        for name, cached, new in (("keys", all_keys, keys), ("values", all_values, values)):
+        slots, n = self._parent.slots, self._parent.n_filled
+        if slots is None:
+            raise KVCacheError("no cache slots are reserved; call KVCache.reserve once per forward pass")
+        for name, cached, new in (("keys", self.keys, keys), ("values", self.values, values)):
             # Without this check, a single head would silently be broadcast to all heads of the cache.
             if (cached.shape[1], cached.shape[3]) != (new.shape[1], new.shape[3]):
                 raise KVCacheError(
                     f"the cache holds {name} of {cached.shape[1]} heads of width {cached.shape[3]}, "
                     f"but the layer produced {new.shape[1]} heads of width {new.shape[3]}"
                 )
-        slots = self._parent.slots
-        match slots:
-            case None:
-                raise KVCacheError("no cache slots are reserved; call KVCache.reserve once per forward pass")
-            case slice():
-                all_keys[:, :, slots] = keys
-                all_values[:, :, slots] = values
-            case RaggedAppendSlots():
-                slots.write(all_keys, keys)
-                slots.write(all_values, values)
-            case NonPaddingTokenSlots():
-                all_keys[slots.rows, :, slots.slots] = keys[slots.rows, :, slots.columns]
-                all_values[slots.rows, :, slots.slots] = values[slots.rows, :, slots.columns]
-        n = self._parent.n_filled
-        return all_keys[:, :, :n], all_values[:, :, :n]
+            slots.write(cached, new)
+        return self.keys[:, :, :n], self.values[:, :, :n]
 
     @property
     def query_positions(self) -> Positions | None:
@@ -124,13 +126,13 @@ class KVCache:
         key_shape: tuple[int, int],
         value_shape: tuple[int, int],
         like: Tensor,
-        chunk: int | None = None,
+        growth_step: int | None = None,
     ) -> None:
         """Allocate a cache for `capacity` tokens per row.
 
-        `key_shape` and `value_shape` are (n_kv_heads, width). `like` determines the dtype and device. If `chunk` is
-        set, memory is allocated on demand, at least `chunk` tokens per row at a time. Otherwise, the entire capacity is
-        allocated immediately.
+        `key_shape` and `value_shape` are (n_kv_heads, width). `like` determines the dtype and device. If `growth_step`
+        is set, memory is allocated on demand, at least `growth_step` tokens per row at a time. Otherwise, the entire
+        capacity is allocated immediately.
         """
         if min(batch, capacity) < 1:
             raise KVCacheError(f"batch and capacity must be at least 1, got batch={batch} and capacity={capacity}")
@@ -142,10 +144,10 @@ class KVCache:
         """Whether rows have different lengths."""
         self.positions: Positions | None = None
         """Position ids of the tokens of the current forward pass."""
-        self.slots: slice | RaggedAppendSlots | NonPaddingTokenSlots | None = None
+        self.slots: EqualLengthSlots | RaggedAppendSlots | NonPaddingTokenSlots | None = None
         """Slots to which the layers write the tokens of the current forward pass."""
-        self._chunk = chunk
-        n_allocated = capacity if chunk is None else min(chunk, capacity)
+        self._growth_step = growth_step
+        n_allocated = capacity if growth_step is None else min(growth_step, capacity)
         # A single tensor for all layers lets a decode step create all views with one operation.
         self.keys = like.new_zeros(n_layers, batch, key_shape[0], n_allocated, key_shape[1])
         """Keys of all layers, with shape (layer, batch, kv_head, slot, d_head)."""
@@ -201,9 +203,9 @@ class KVCache:
 
     def _grow(self, n_needed: int) -> None:
         """Allocate more slots. The number grows by at least half so that the total cost of copying stays linear."""
-        assert self._chunk is not None
+        assert self._growth_step is not None
         n_old = self.keys.shape[3]
-        n_more = min(max(n_needed - n_old, self._chunk, n_old // 2), self.capacity - n_old)
+        n_more = min(max(n_needed - n_old, self._growth_step, n_old // 2), self.capacity - n_old)
         # New slots must be zero. A mask would not hide NaN in uninitialized memory because 0 · NaN is NaN.
         self.keys, self.values = (
             torch.cat((cached, cached.new_zeros(*cached.shape[:3], n_more, cached.shape[4])), dim=3)
@@ -213,7 +215,7 @@ class KVCache:
     def _assign_slots(self, n_new: int, attention_mask: AttentionMask | None) -> Positions:
         """Set `self.slots` for the new tokens and return their position ids."""
         if not self.is_ragged:
-            self.slots = slice(self.n_filled, self.n_filled + n_new)
+            self.slots = EqualLengthSlots(slice(self.n_filled, self.n_filled + n_new))
             return torch.arange(self.n_filled, self.n_filled + n_new, device=self.lengths.device)[None]
         if attention_mask is None:
             positions = self.lengths[:, None]
@@ -231,20 +233,15 @@ class KVCache:
 
         Stores `states` for the next check. Values are compared only where the host can read them.
         """
-        keys_values = self.sources[0].keys_values
-        if keys_values is not None:
-            cached_shape, shape = (keys_values[0].shape[0], keys_values[0].shape[2]), tuple(states.shape[:2])
-            if cached_shape != shape:
+        cached, previous = self.sources[0].keys_values, self._source_states
+        if cached is not None:
+            is_other = (cached[0].shape[0], cached[0].shape[2]) != tuple(states.shape[:2])
+            if previous is not None and previous is not states and previous.shape == states.shape:
+                is_other = can_read_values(states) and not torch.equal(previous, states)
+            if is_other:
                 raise KVCacheError(
-                    f"the cache was filled from a source of shape {cached_shape[0]} × {cached_shape[1]}, "
-                    f"but the source passed now has shape {shape[0]} × {shape[1]}"
-                )
-            previous = self._source_states
-            is_new = previous is not None and previous is not states and can_read_values(states)
-            if is_new and previous.shape == states.shape and not torch.equal(previous, states):
-                raise KVCacheError(
-                    f"the cache was filled from a different source of the same shape {shape[0]} × {shape[1]}; "
-                    "create a new cache for each source"
+                    f"the cache was filled from a different source (of shape {cached[0].shape[0]} × "
+                    f"{cached[0].shape[2]}) than the one passed now ({states.shape[0]} × {states.shape[1]})"
                 )
         self._source_states = states
 

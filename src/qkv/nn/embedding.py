@@ -1,7 +1,6 @@
 """Embeddings of tokens, image patches, positions and segments, and the unembedding that computes the logits."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,21 +24,17 @@ class TokenEmbedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def check_ids_shape_dtype_range(ids: Tensor, vocab_size: int) -> None:
-    """Raise an error unless `ids` is a non-empty integer batch of shape (batch, position) within the vocabulary.
+def check_ids_shape_dtype_range(ids: Tensor, n: int, *, name: str = "id") -> None:
+    """Raise an error unless `ids` is a non-empty integer batch of shape (batch, position) with values in 0 … n − 1.
 
-    Values are checked only where that is cheap (see `first_out_of_range`).
+    Values are checked only where that is cheap (see `first_out_of_range`). `name` is the name of an id in errors.
     """
-    if ids.ndim != 2:
-        raise ShapeError(f"ids must have 2 axes (batch, position), got {ids.ndim} axes with shape {tuple(ids.shape)}")
+    if ids.ndim != 2 or 0 in ids.shape:
+        raise ShapeError(f"{name}s must have shape (batch, position) and not be empty, got shape {tuple(ids.shape)}")
     if ids.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"ids must have dtype torch.int64 or torch.int32, got {ids.dtype}")
-    if ids.shape[1] == 0:
-        raise InputError("a sequence must contain at least 1 id, got 0 ids")
-    if ids.shape[0] == 0:
-        raise InputError("a batch must contain at least 1 sequence, got 0 sequences")
-    if (outside := first_out_of_range(ids, vocab_size)) is not None:
-        raise InputError(f"id {outside} is out of range for a vocabulary of {vocab_size} tokens (0 … {vocab_size - 1})")
+        raise InputError(f"{name}s must have dtype torch.int64 or torch.int32, got {ids.dtype}")
+    if (outside := first_out_of_range(ids, n)) is not None:
+        raise InputError(f"{name} {outside} is out of range, expected 0 … {n - 1}")
 
 
 class PatchProjection(nn.Module):
@@ -54,21 +49,6 @@ class PatchProjection(nn.Module):
 
     def forward(self, patches: Patches) -> Residual:
         return patches @ self.weight
-
-
-def split_into_patches(images: Float[Tensor, "image row column channel"], patch_size: int) -> Patches:
-    """Split images into square patches, row by row from the top left.
-
-    The width `d_patch` of a patch is patch_size · patch_size · channels.
-    """
-    _, n_rows, n_columns, _ = images.shape
-    if n_rows % patch_size or n_columns % patch_size:
-        raise ShapeError(
-            f"the height and width of images must be multiples of the patch size, "
-            f"got images of {n_rows}×{n_columns} pixels and patches of {patch_size}×{patch_size}"
-        )
-    patches = images.unflatten(1, (-1, patch_size)).unflatten(3, (-1, patch_size))
-    return patches.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def check_patches_shape_and_dtype(patches: Tensor, d_patch: int) -> None:
@@ -108,25 +88,16 @@ class InputEmbedding(nn.Module):
     def forward(self, ids: Ids | Patches, positions: Positions, segments: Ids | None = None) -> Residual:
         x = self.tokens(self.token(ids) * self.scale)
         if self.segment is not None:
-            x = x + self._embed_segments(ids, segments)
+            segments = torch.zeros_like(ids) if segments is None else segments
+            check_ids_shape_dtype_range(segments, self.segment.weight.shape[0], name="segment")
+            if segments.shape != ids.shape:
+                raise ShapeError(f"segments have shape {tuple(segments.shape)}, but ids have shape {tuple(ids.shape)}")
+            x = x + self.segment(segments)
         elif segments is not None:
             raise ConfigError("segments were passed, but the model has no segment embeddings (n_segments is not set)")
         if self.position is not None:
             x = self.position(x, positions)
         return self.sum(self.dropout(x if self.norm is None else self.norm(x)))
-
-    def _embed_segments(self, ids: Tensor, segments: Tensor | None) -> Tensor:
-        if segments is None:
-            segments = torch.zeros_like(ids)
-        if segments.shape != ids.shape:
-            raise ShapeError(f"segments have shape {tuple(segments.shape)}, but ids have shape {tuple(ids.shape)}")
-        assert self.segment is not None
-        n_segments = self.segment.weight.shape[0]
-        if (outside := first_out_of_range(segments, n_segments)) is not None:
-            raise InputError(
-                f"segment {outside} is out of range for a model with {n_segments} segments (0 … {n_segments - 1})"
-            )
-        return self.segment(segments)
 
 
 class Unembedding(nn.Module):

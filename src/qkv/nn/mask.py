@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.tensors import DenseMask, KeyPositions, Positions, QueryPositions
+from qkv.tensors import DenseMask, KeyPositions, QueryPositions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +69,13 @@ class Mask:
         """Return the mask as a boolean tensor of shape (batch or 1, 1, n_queries or 1, n_keys)."""
         if self.dense is not None:
             return self.dense
-        self._check_lengths(n_queries, n_keys)
+        self.check_shapes(n_queries, n_keys)
         visible = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=device)
         if self.causal or self.sliding_window is not None:
-            distance = (
-                self._positions_or_range(self.query_positions, n_queries, device)[:, None, :, None]
-                - (self._positions_or_range(self.key_positions, n_keys, device)[:, None, None, :])
-            )
+            queries, keys = self.query_positions, self.key_positions
+            queries = torch.arange(n_queries, device=device)[None] if queries is None else queries
+            keys = torch.arange(n_keys, device=device)[None] if keys is None else keys
+            distance = queries[:, None, :, None] - keys[:, None, None, :]
             if self.causal:
                 visible = visible & (distance >= 0)
             if self.sliding_window is not None:
@@ -86,42 +86,31 @@ class Mask:
             visible = visible & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
         return visible
 
-    def check_shapes(self, *, batch: int, n_heads: int, n_queries: int, n_keys: int) -> None:
-        """Raise `ShapeError` if the mask does not fit scores of shape (batch, n_heads, n_queries, n_keys)."""
+    def check_shapes(
+        self, n_queries: int, n_keys: int, *, batch: int | None = None, n_heads: int | None = None
+    ) -> None:
+        """Raise `ShapeError` if the mask does not fit scores of this shape."""
         if self.dense is not None:
             expected = (batch, n_heads, n_queries, n_keys)
             fits = all(size in (1, wanted) for size, wanted in zip(self.dense.shape, expected, strict=True))
             if not fits or self.dense.shape[3] != n_keys:
-                raise ShapeError(
-                    f"dense mask has shape {tuple(self.dense.shape)}, but the scores have shape {expected}"
-                )
+                raise ShapeError(f"dense mask has shape {tuple(self.dense.shape)}, but the scores have {expected}")
             return
-        self._check_lengths(n_queries, n_keys)
-        for name in ("key_padding_mask", "documents", "query_positions", "key_positions"):
-            tensor = getattr(self, name)
-            if tensor is not None and tensor.shape[0] not in (1, batch):
-                raise ShapeError(f"mask {name} has {tensor.shape[0]} rows, but the scores have {batch} rows")
-
-    @staticmethod
-    def _positions_or_range(positions: Positions | None, n: int, device: torch.device) -> Positions:
-        return torch.arange(n, device=device)[None] if positions is None else positions
-
-    def _check_lengths(self, n_queries: int, n_keys: int) -> None:
-        if self.key_padding_mask is not None and self.key_padding_mask.shape[1] != n_keys:
-            raise ShapeError(f"key_padding_mask covers {self.key_padding_mask.shape[1]} keys, but there are {n_keys}")
-        if self.documents is not None and not self.documents.shape[1] == n_queries == n_keys:
-            raise ShapeError(
-                f"mask documents cover {self.documents.shape[1]} positions, "
-                f"but there are {n_queries} queries and {n_keys} keys"
-            )
         if self.causal and self.query_positions is None and n_queries != n_keys:
             raise ShapeError(f"a causal mask over {n_queries} queries and {n_keys} keys requires query_positions")
-        for name, positions, n in (
-            ("query_positions", self.query_positions, n_queries),
-            ("key_positions", self.key_positions, n_keys),
+        for name, n in (
+            ("key_padding_mask", n_keys),
+            ("documents", n_queries),
+            ("documents", n_keys),
+            ("query_positions", n_queries),
+            ("key_positions", n_keys),
         ):
-            if positions is not None and positions.shape[1] != n:
-                raise ShapeError(f"mask {name} cover {positions.shape[1]} positions, but there are {n}")
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            fits_batch = batch is None or tensor.shape[0] in (1, batch)
+            if tensor.shape[1] != n or not fits_batch:
+                raise ShapeError(f"mask {name} has shape {tuple(tensor.shape)}, expected ({batch or 'batch'}, {n})")
 
 
 CAUSAL = Mask(causal=True)

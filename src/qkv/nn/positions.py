@@ -113,19 +113,20 @@ class RopeScalingRule:
 
     factor: float
     original_context_length: int | None = None
-    low: float = 1.0
-    high: float = 4.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
     """Limits for scaling frequencies, in full rotations per original context.
 
-    Frequencies with fewer rotations than `low` are divided by `factor`, and those with more rotations than `high` are
-    unchanged. The scaling is interpolated between the two limits.
+    Frequencies with fewer rotations than `low_freq_factor` are divided by `factor`, and those with more rotations than
+    `high_freq_factor` are unchanged. The scaling is interpolated between the two limits.
     """
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         if self.original_context_length is None:
             return frequencies / self.factor
         rotations = self.original_context_length * frequencies / (2 * math.pi)
-        unscaled = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        unscaled = ((rotations - low) / (high - low)).clamp(0, 1)
         return frequencies * (unscaled + (1 - unscaled) / self.factor)
 
 

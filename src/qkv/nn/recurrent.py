@@ -1,6 +1,6 @@
 """Recurrent encoder and decoder with attention, the architecture that the Transformer replaced."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -47,13 +47,6 @@ def run_recurrence_in_weight_dtype(recurrence: nn.GRU | nn.LSTM, x: Any, state: 
         return recurrence(x, state[0] if state is not None and len(state) == 1 else state)
 
 
-class EncoderOutput(NamedTuple):
-    """Encoder states, with the decoder's initial state."""
-
-    states: Residual
-    initial_decoder_state: State
-
-
 class BidirectionalRecurrentEncoder(nn.Module):
     """Bidirectional recurrent encoder. Each output state concatenates the states of both directions.
 
@@ -72,7 +65,7 @@ class BidirectionalRecurrentEncoder(nn.Module):
         self.bridge = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(1 if cell is CellKind.GRU else 2))
         self.states = Tap()
 
-    def forward(self, x: Residual, attention_mask: AttentionMask | None = None) -> EncoderOutput:
+    def forward(self, x: Residual, attention_mask: AttentionMask | None = None) -> tuple[Residual, State]:
         """Return the encoder states and the decoder's initial state."""
         if attention_mask is None:
             states, last = run_recurrence_in_weight_dtype(self.recurrence, x)
@@ -87,7 +80,7 @@ class BidirectionalRecurrentEncoder(nn.Module):
             states = states.gather(1, inverse_order[..., None].expand_as(states)) * attention_mask[..., None]
         last = last if isinstance(last, tuple) else (last,)
         initial = tuple(self._initial_state(linear, part) for linear, part in zip(self.bridge, last, strict=True))
-        return EncoderOutput(self.states(states), initial)
+        return self.states(states), initial
 
     def _initial_state(self, linear: nn.Module, last: Tensor) -> Tensor:
         forward, backward = last[-2], last[-1]

@@ -26,17 +26,8 @@ from qkv.generation.decode_engine import (
 )
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, Seq2Seq
-from qkv.nn import (
-    Block,
-    KVCache,
-    LayerSourceCache,
-    Mask,
-    RaggedAppendSlots,
-    RMSNorm,
-    RotaryEmbedding,
-    Source,
-    activate,
-)
+from qkv.nn import Block, KVCache, Mask, RMSNorm, RotaryEmbedding, Source, activate
+from qkv.nn.cache import LayerSourceCache, RaggedAppendSlots
 
 
 @dataclass(slots=True)

@@ -25,16 +25,15 @@ from qkv.nn import (
     Block,
     ConcatenatedSinusoidalPositions,
     FeedForward,
-    InputEmbedding,
     LayerNorm,
-    PositionInfo,
     RMSNorm,
     RotaryEmbedding,
     SinusoidalPositions,
     Tap,
     activate,
-    sinusoidal_encoding,
 )
+from qkv.nn.embedding import InputEmbedding
+from qkv.nn.positions import PositionInfo, sinusoidal_encoding
 from qkv.tensors import Ids, KeyPositions, Keys, Patches, Positions, Queries, QueryPositions, Residual, Values
 
 MIN_TOKENS_FOR_FUSED_QKV = 1024

@@ -17,7 +17,9 @@ from qkv.accel.cuda.fused_modules import FusedAttention, find_fused_replacement
 from qkv.accel.swap import ModuleSwap, share_attributes
 from qkv.models import BERT
 from qkv.models.stack import check_length
-from qkv.nn import Attention, LayerCache, LayerSourceCache, Mask, PositionInfo
+from qkv.nn import Attention, Mask
+from qkv.nn.cache import LayerCache, LayerSourceCache
+from qkv.nn.positions import PositionInfo
 from qkv.tensors import Positions, Residual
 
 MAX_SHORT_SEQLEN = 128

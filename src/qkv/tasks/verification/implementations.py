@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import LayerSourceCache
+from qkv.nn.cache import LayerSourceCache
 from qkv.tensors import AttentionMask, Ids, Logits, SourceAttentionMask, SourceIds
 
 

@@ -1,0 +1,18 @@
+"""TF32 is disabled only inside a context."""
+
+from contextlib import ExitStack
+
+import torch
+
+from qkv.accel.cuda.precision import CUDNN_TF32_DISABLED
+
+
+def test_tf32_stays_disabled_until_the_last_of_two_threads_leaves(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with ExitStack() as first, ExitStack() as second:
+        for thread in (first, second):
+            thread.enter_context(CUDNN_TF32_DISABLED)
+            assert not torch.backends.cudnn.allow_tf32
+        first.close()
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
