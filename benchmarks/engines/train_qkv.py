@@ -17,6 +17,7 @@ from qkv.models import GPT
 from qkv.training import Trainer, TrainingData
 from qkv.training.gpt import next_token_objective
 from qkv.training.run_folder import RunFolder
+from qkv.training.step import build_train_step
 from qkv.weights.published_weights import load_published_weights
 
 
@@ -38,14 +39,12 @@ def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
         **options,
     )
     try:
-        objective = next_token_objective(model, training)
+        train_step = build_train_step(model, training, lambda: next_token_objective(model, training))
     except ConfigError as error:
         raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU that has no bfloat16 instructions
     losses: list[float] = []
     trainer = Trainer(
-        model,
-        training,
-        objective=objective,
+        train_step,
         data=TrainingData(batch=_no_batch),
         run=RunFolder(temporary_folder()),
         texts={},

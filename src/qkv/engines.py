@@ -6,7 +6,7 @@ model by faster ones that share their parameters. A `backend` of `"eager"` selec
 supports every model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -15,10 +15,12 @@ from torch import nn
 from qkv.accel.cpu.backend import CPUBackend
 from qkv.accel.cpu.onednn_linear import onednn_replacement_finder
 from qkv.accel.cuda.backend import CUDABackend
-from qkv.accel.cuda.fused_modules import find_fused_replacement
+from qkv.accel.cuda.fused_modules import find_fused_loss, find_fused_replacement
+from qkv.accel.cuda.graph_step import CUDAGraphStep
 from qkv.accel.int8 import check_int8_supported, quantize_linears_to_int8
 from qkv.accel.swap import ModuleSwap
 from qkv.choices import BackendName
+from qkv.config import TrainingConfig
 from qkv.data.length_batches import batch_by_length
 from qkv.errors import InputError
 from qkv.generation.decode_engine import DecodeEngine, TokenLists, eager_engine, right_pad_sequences
@@ -28,14 +30,18 @@ from qkv.tensors import Residual
 __all__ = [
     "BACKENDS",
     "Backend",
+    "CUDAGraphStep",
     "EncodeEngine",
     "accelerated",
     "check_int8_supported",
     "decode_engine",
     "encode_engine",
     "explain_backends",
+    "explain_training_backends",
+    "find_fused_loss",
     "quantize_linears_to_int8",
     "select_backend",
+    "select_training_backend",
 ]
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 512, 1 << 16
@@ -68,6 +74,10 @@ class Backend(Protocol):
         """Return `None` if the backend can run the model in its present state, and otherwise the reason."""
         ...
 
+    def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:
+        """Return `None` if the backend can train the model with these settings, and otherwise the reason."""
+        ...
+
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine: ...
 
     def encode_engine(self, model: BERT, *, compile: bool = False) -> EncodeEngine:  # noqa: A002 - torch's term
@@ -81,6 +91,9 @@ class EagerBackend:
     name = BackendName.EAGER
 
     def supports(self, model: Model) -> str | None:  # noqa: ARG002
+        return None
+
+    def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:  # noqa: ARG002
         return None
 
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
@@ -122,23 +135,43 @@ def select_backend(model: Model, backend: str = BackendName.AUTO) -> Backend:
 
     Raises `InputError` if the named backend does not support the model.
     """
-    if backend == BackendName.AUTO:
-        return next(candidate for candidate in BACKENDS if candidate.supports(model) is None)
-    named = next((candidate for candidate in BACKENDS if candidate.name == backend), None)
-    if named is None:
-        raise InputError(f"--backend {backend}: must be one of {', '.join(BackendName)}")
-    if (reason := named.supports(model)) is not None:
-        raise InputError(f"--backend {backend}: {reason}")
-    return named
+    return _select_backend(lambda candidate: candidate.supports(model), backend)
+
+
+def select_training_backend(model: nn.Module, config: TrainingConfig, backend: str = BackendName.AUTO) -> Backend:
+    """Return the backend with this name, or the fastest one that can train the model with these settings."""
+    return _select_backend(lambda candidate: candidate.supports_training(model, config), backend)
 
 
 def explain_backends(model: Model, backend: str = BackendName.AUTO) -> tuple[str, dict[str, str]]:
     """Return the name of the selected backend, and for each faster backend the reason why it is not used."""
-    selected, reasons = select_backend(model, backend), dict[str, str]()
+    return _explain_backends(lambda candidate: candidate.supports(model), backend)
+
+
+def explain_training_backends(
+    model: nn.Module, config: TrainingConfig, backend: str = BackendName.AUTO
+) -> tuple[str, dict[str, str]]:
+    """Return the same as `explain_backends`, but for training."""
+    return _explain_backends(lambda candidate: candidate.supports_training(model, config), backend)
+
+
+def _select_backend(reason_against: Callable[[Backend], str | None], backend: str) -> Backend:
+    if backend == BackendName.AUTO:
+        return next(candidate for candidate in BACKENDS if reason_against(candidate) is None)
+    named = next((candidate for candidate in BACKENDS if candidate.name == backend), None)
+    if named is None:
+        raise InputError(f"--backend {backend}: must be one of {', '.join(BackendName)}")
+    if (reason := reason_against(named)) is not None:
+        raise InputError(f"--backend {backend}: {reason}")
+    return named
+
+
+def _explain_backends(reason_against: Callable[[Backend], str | None], backend: str) -> tuple[str, dict[str, str]]:
+    selected, reasons = _select_backend(reason_against, backend), dict[str, str]()
     for candidate in BACKENDS:
         if candidate is selected:
             break
-        reasons[candidate.name] = candidate.supports(model) or f"not selected by --backend {backend}"
+        reasons[candidate.name] = reason_against(candidate) or f"not selected by --backend {backend}"
     return selected.name, reasons
 
 

@@ -232,15 +232,15 @@ def test_options_without_an_effect_on_a_recipe_are_rejected(command, recipe_file
 
 
 def test_a_non_finite_loss_has_exit_status_1(command, recipe_file, monkeypatch):
-    from qkv.training import Trainer
+    from qkv.training.step import EagerStep
 
-    original = Trainer._micro_batch_losses
+    original = EagerStep.micro_batch_losses
     nan = float("nan")
 
     def nan_losses(*arguments):
         return ((LossOutput(output.loss * nan), counts) for output, counts in original(*arguments))
 
-    monkeypatch.setattr(Trainer, "_micro_batch_losses", nan_losses)
+    monkeypatch.setattr(EagerStep, "micro_batch_losses", nan_losses)
     assert_error(command("train", recipe_file, "--out", "run", "--device", "cpu"), "step 0", "nan", status=1)
 
 

@@ -30,13 +30,13 @@ def in_output(trainer, family, value):
 
 
 def in_loss(trainer, _family, value):
-    original = trainer.objective
+    original = trainer.train_step.objective
 
     def faulty_objective(batch):
         output = original(batch)
         return replace(output, loss=output.loss * value)
 
-    trainer.objective = faulty_objective
+    trainer.train_step.objective = faulty_objective
     return "loss"
 
 
@@ -48,14 +48,14 @@ def in_gradient(trainer, _family, value):
 
 def in_data(trainer, _family, value):
     """Ids are integers, so the equivalent fault is an id outside the vocabulary."""
-    original = trainer._micro_batch_losses
+    original = trainer.train_step.micro_batch_losses
 
     def losses_of_invalid_ids(batch, step):
         ids = batch.ids.clone()
         ids[0, 0] = 10_000 if value > 0 else -7
         return original(replace(batch, ids=ids), step)
 
-    trainer._micro_batch_losses = losses_of_invalid_ids
+    trainer.train_step.micro_batch_losses = losses_of_invalid_ids
     return "10000" if value > 0 else "-7"
 
 

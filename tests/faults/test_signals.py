@@ -49,7 +49,7 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
             (bert, "prepare_sentence_store"),
             (translation, "tokenize_and_delete_pair_texts"),
         ],
-        "training": [(trainer.Trainer, "_compute_gradients")],
+        "training": [(step.EagerStep, "compute_gradients")],
         "evaluation": [(trainer, "evaluate")],
         "save": [(trainer.RunFolder, "save")],
     }

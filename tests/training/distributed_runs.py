@@ -36,17 +36,17 @@ def _run_as_rank(folder: str, arguments: list[str], environment: dict[str, str])
 
 def _run_with_nan_on_rank1(folder: str, arguments: list[str], environment: dict[str, str]) -> None:
     """Run as a rank. Rank 1 produces NaN in step 3."""
-    from qkv.training import Trainer
+    from qkv.training.step import EagerStep
 
-    original = Trainer._compute_gradients
+    original = EagerStep.compute_gradients
 
-    def gradients_with_nan(trainer, batch, step):
+    def gradients_with_nan(train_step, batch, step):
         if step == 3:
-            trainer.model.blocks[1].attention.register_forward_hook(lambda _module, _inputs, output: output / 0)
-        return original(trainer, batch, step)
+            train_step.model.blocks[1].attention.register_forward_hook(lambda _module, _inputs, output: output / 0)
+        return original(train_step, batch, step)
 
     if environment["RANK"] == "1":
-        Trainer._compute_gradients = gradients_with_nan
+        EagerStep.compute_gradients = gradients_with_nan
     _run_as_rank(folder, arguments, environment)
 
 

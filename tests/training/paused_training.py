@@ -6,23 +6,23 @@ import sys
 import time
 
 from qkv.cli import main
-from qkv.training import Trainer
+from qkv.training.step import EagerStep
 
 TIMEOUT = 240.0
 """Timeout in seconds, only a guard against hangs."""
 
 
 def pause_before(step: int) -> None:
-    original = Trainer._compute_gradients
+    original = EagerStep.compute_gradients
 
-    def pause_and_compute(trainer, batch, number):
+    def pause_and_compute(train_step, batch, number):
         deadline = time.monotonic() + TIMEOUT
         # The handler of the first signal restores the default handlers, which is how we notice the signal here.
         while number == step and time.monotonic() < deadline and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             time.sleep(0.01)
-        return original(trainer, batch, number)
+        return original(train_step, batch, number)
 
-    Trainer._compute_gradients = pause_and_compute
+    EagerStep.compute_gradients = pause_and_compute
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def bert(tmp_path_factory) -> PreparedRun:
 def gradients(prepared: PreparedRun) -> dict[str, torch.Tensor]:
     trainer = build_cpu_trainer(prepared)
     trainer.model.eval()  # no dropout, which differs between micro-batches
-    trainer._compute_gradients(trainer.data.batch(0), 0)
+    trainer.train_step.compute_gradients(trainer.data.batch(0), 0)
     return {name: p.grad for name, p in trainer.model.named_parameters()}
 
 

@@ -19,6 +19,7 @@ from qkv.training import Trainer, TrainingData, open_run
 from qkv.training.gpt import next_token_objective
 from qkv.training.objectives import LossOutput, Metric
 from qkv.training.optimizer import clip_gradients
+from qkv.training.step import build_train_step
 from tests.training.runs import (
     build_cpu_trainer,
     checkpoint_contents,
@@ -48,16 +49,16 @@ def bare_trainer(run_folder, load_batch, *, model=None, dropout=0.0, **training)
         **{"steps": 4, "batch_size": len(load_batch(0).counts), "seq_len": 13, "warmup_steps": 0, "save_every": 2}
         | training
     )
-    objective = next_token_objective(model, settings)
-    return Trainer(model, settings, objective=objective, data=TrainingData(batch=load_batch), run=run_folder, texts={})
+    train_step = build_train_step(model, settings, lambda: next_token_objective(model, settings))
+    return Trainer(train_step, data=TrainingData(batch=load_batch), run=run_folder, texts={})
 
 
 def gradients(trainer, given_batch):
-    pending = trainer._compute_gradients(given_batch, 0)
+    output = trainer.train_step.compute_gradients(given_batch, 0)
     if trainer.config.max_grad_norm is not None:
-        for optimizer in trainer.optimizers:
-            clip_gradients(optimizer, pending.output.grad_norm, trainer.config.max_grad_norm)
-    metrics = pending.read()
+        for optimizer in trainer.train_step.optimizers:
+            clip_gradients(optimizer, output.grad_norm, trainer.config.max_grad_norm)
+    metrics = output.to_metrics(output.values)
     return metrics.loss, metrics.grad_norm, {name: p.grad for name, p in trainer.model.named_parameters()}
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qkv.config import FinetuningConfig
     from qkv.tasks.finetune import FinetuneRun, ModelRuns
     from qkv.training.finetune import FinetuneResult
-    from qkv.training.trainer import MetricsCallback
+    from qkv.training.loop import MetricsCallback
 
 
 def finetune(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qkv.models import Model
     from qkv.training import Distributed, PreparedRun, TimeBudgetReplanner, Trainer
     from qkv.training.family import ProgressBars
-    from qkv.training.trainer import MetricsCallback
+    from qkv.training.loop import MetricsCallback
 
 
 @dataclass(frozen=True, kw_only=True)

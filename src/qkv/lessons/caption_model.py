@@ -19,7 +19,8 @@ from qkv.models import Seq2Seq
 from qkv.nn import Mask, Source
 from qkv.tensors import Ids, Patches
 from qkv.training import RunFolder, SignalInterrupt, Trainer, TrainingData
-from qkv.training.trainer import MetricsCallback
+from qkv.training.loop import MetricsCallback
+from qkv.training.step import build_train_step
 from qkv.training.translation import translation_objective
 
 CAPTION_CONFIG = Seq2SeqConfig(
@@ -75,9 +76,7 @@ def train_caption_model(*, seed: int, n_steps: int, report: MetricsCallback = la
     with TemporaryDirectory() as folder:
         run = RunFolder.create(Path(folder))
         trainer = Trainer(
-            model,
-            training,
-            objective=translation_objective(model, training),
+            build_train_step(model, training, lambda: translation_objective(model, training)),
             data=data,
             run=run,
             texts={},

@@ -28,8 +28,8 @@ from qkv.training.finetune_data import (
     load_labeled_rows,
     load_task_with_evaluation_split,
 )
+from qkv.training.loop import MetricsCallback
 from qkv.training.run_folder import LogFunction, RunFolder
-from qkv.training.trainer import MetricsCallback
 from qkv.weights.atomic_folder import hash_file
 
 CONFIG_FILE = "finetune.toml"

@@ -22,7 +22,7 @@ from qkv.training import (
     write_fingerprints_and_final_recipe,
     write_recipe,
 )
-from qkv.training.trainer import MetricsCallback
+from qkv.training.loop import MetricsCallback
 
 
 def train(

@@ -3,6 +3,7 @@
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.family import TrainingData
+from qkv.training.loop import Trainer
 from qkv.training.recipe_selection import (
     DEFAULT_MINUTES,
     auto_recipe,
@@ -28,7 +29,6 @@ from qkv.training.run_preparation import (
 )
 from qkv.training.signals import SignalInterrupt, raise_on_stop_signals
 from qkv.training.time_budget import TimeBudgetReplanner
-from qkv.training.trainer import Trainer
 from qkv.training.translation_recipe_selection import choose_translation_recipe_except_steps
 
 __all__ = [

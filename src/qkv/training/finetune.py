@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qkv.choices import ProblemType, ScheduleKind
+from qkv.choices import BackendName, ProblemType, ScheduleKind
 from qkv.config import FinetuningConfig, TrainingConfig
 from qkv.data.file_io import write_atomically
 from qkv.data.labeled_batches import ConcatenatedEncodings, LengthGroupedLabeledBatches, Targets
@@ -20,11 +21,12 @@ from qkv.text import Encoding, Tokenizer, tokenizer_files
 from qkv.training.classification import STEP_METRICS, classification_objective, predict_labels_in_row_order
 from qkv.training.family import TrainingData
 from qkv.training.finetune_data import EncodedTaskTexts, LabeledTask, sample_rows, tokenize_task_texts
+from qkv.training.loop import MetricsCallback, Trainer
 from qkv.training.lora import freeze_and_add_attention_lora
 from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.training.signals import SignalInterrupt
+from qkv.training.step import build_train_step
 from qkv.training.task_metrics import compute_task_metrics, confusion_matrix
-from qkv.training.trainer import MetricsCallback, Trainer
 from qkv.weights.model_loader import load_model
 
 RESULT_FILE = "result.json"
@@ -191,7 +193,14 @@ class FinetuneInputs:
 
 
 def fine_tune_or_resume(
-    inputs: FinetuneInputs, *, seed: int, folder: Path, device: torch.device, report: MetricsCallback, log: LogFunction
+    inputs: FinetuneInputs,
+    *,
+    seed: int,
+    folder: Path,
+    device: torch.device,
+    report: MetricsCallback,
+    log: LogFunction,
+    backend: str = BackendName.AUTO,
 ) -> FinetuneResult:
     """Start or resume a fine-tuning run in `folder`.
 
@@ -212,7 +221,7 @@ def fine_tune_or_resume(
     training = training.replace(seed=seed)
     freeze_layers_or_add_lora(model, settings, seed=seed)
     trainer = _build_finetune_trainer(
-        inputs, model.to(device), training, rows=rows, run=RunFolder(folder), report=report
+        inputs, model.to(device), training, rows=rows, run=RunFolder(folder), report=report, backend=backend
     )
     trainer.resume(log)
     stop = trainer.train()
@@ -245,15 +254,15 @@ def _build_finetune_trainer(
     rows: NDArray[np.int64],
     run: RunFolder,
     report: MetricsCallback,
+    backend: str,
 ) -> Trainer:
     task, encoded = inputs.task, inputs.encoded
     device = model.embedding.token.weight.device
     batches = _build_buckets(inputs, [encoded.train[row] for row in rows], task.train_targets[rows], training, device)
     held_out = _build_buckets(inputs, encoded.evaluation, task.evaluation_targets, training, device)
+    create_objective = partial(classification_objective, model, training, target_variance=task.target_variance_or_one)
     return Trainer(
-        model,
-        training,
-        objective=classification_objective(model, training, target_variance=task.target_variance_or_one),
+        build_train_step(model, training, create_objective, backend=backend),
         data=TrainingData(
             batch=batches.batch, validation=lambda: held_out.eval_batches_sorted_by_length(EVAL_BATCH_SIZE)
         ),

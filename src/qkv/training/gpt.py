@@ -12,6 +12,7 @@ from qkv.choices import SpecialTokenStyle
 from qkv.config import Recipe, TrainingConfig
 from qkv.data import TokenSource
 from qkv.data.token_batches import EvalTokenBatches, TokenBatch, TokenBatches
+from qkv.engines import find_fused_loss
 from qkv.models import GPT, Model
 from qkv.nn import check_ids_shape_dtype_range
 from qkv.text import Tokenizer
@@ -91,8 +92,13 @@ def next_token_objective(model: GPT, config: TrainingConfig) -> Objective:
     device, vocab_size = model.embedding.token.weight.device, model.config.vocab_size
     autocast = autocast_factory(config.precision, device)
 
+    # The fused loss is faster only in compiled code.
+    fused_loss = find_fused_loss(model.unembedding) if config.compile else None
+
     def loss_sum(ids: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         states = model.hidden_states(ids, documents=documents)
+        if fused_loss is not None:
+            return fused_loss(states, targets, chunk=config.loss_chunk_size)
         return chunked_loss_sum(model.unembedding, states, targets, chunk=config.loss_chunk_size)
 
     compute = torch.compile(loss_sum, dynamic=False) if config.compile else loss_sum

@@ -10,9 +10,6 @@ from torch.nn import functional as F
 from qkv.nn import Unembedding
 from qkv.tensors import IGNORE_INDEX
 
-VOCAB_MULTIPLE = 64
-"""Multiple to which the vocabulary is padded because GPU matmuls are slow for odd sizes such as 50,257."""
-
 LossSum = Float[Tensor, ""]
 
 
@@ -36,16 +33,11 @@ def chunked_loss_sum(
     chunk: int | None = None,
     smoothing: float = 0.0,
 ) -> LossSum:
-    """Compute `cross_entropy_sum(unembedding(states), targets)` with logits for at most `chunk` positions at a time.
-
-    In compiled code on a GPU, a Triton kernel computes the loss and the logit gradients in one pass.
-    """
-    has_kernel = states.is_cuda and torch.compiler.is_compiling()
-    if chunk is None and not has_kernel:
+    """Compute `cross_entropy_sum(unembedding(states), targets)` with logits for at most `chunk` positions at a time."""
+    if chunk is None:
         return cross_entropy_sum(unembedding(states), targets, smoothing=smoothing)
     flat = states.flatten(0, 1) * unembedding.scale
-    function = _ChunkedLossSumTriton if has_kernel else _ChunkedLossSum
-    return function.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk or len(flat), smoothing)
+    return _ChunkedLossSum.apply(flat, unembedding.weight, unembedding.bias, targets.flatten(), chunk, smoothing)
 
 
 class _ChunkedLossSum(torch.autograd.Function):
@@ -105,45 +97,6 @@ class _ChunkedLossSum(torch.autograd.Function):
         # embedding matrix, would stay in memory until the end of the step.
         gradients, ctx.gradients = ctx.gradients, ()
         return (*(None if gradient is None else gradient.mul_(grad_output) for gradient in gradients), None, None, None)
-
-
-class _ChunkedLossSumTriton(torch.autograd.Function):
-    """A variant of `_ChunkedLossSum` whose Triton kernel overwrites the logits of each chunk with their gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        chunk: int,
-        smoothing: float,
-    ) -> Tensor:
-        from qkv.accel.cuda.loss_kernel import cross_entropy_per_row_inplace
-
-        needs_gradient, vocab_size, dtype = any(ctx.needs_input_grad[:3]), len(weight), _matmul_dtype(states)
-        n_padding = -vocab_size % VOCAB_MULTIPLE
-        cast_weight = F.pad(weight.to(dtype), (0, 0, 0, n_padding))
-        padded_bias = None if bias is None else F.pad(bias.to(dtype), (0, n_padding))
-        losses, gradients = [], []
-        for x, chunk_targets in zip(states.to(dtype).split(chunk), targets.split(chunk), strict=True):
-            logits = F.linear(x, cast_weight, padded_bias)
-            losses.append(
-                cross_entropy_per_row_inplace(
-                    logits, chunk_targets, vocab_size, smoothing, compute_gradient=needs_gradient
-                ).sum()
-            )
-            if needs_gradient:
-                weight_part = (logits.T @ x)[:vocab_size].to(weight.dtype)
-                bias_part = None if bias is None else logits[:, :vocab_size].sum(0, dtype=bias.dtype)
-                gradients.append(((logits @ cast_weight).to(states.dtype), weight_part, bias_part))
-        if needs_gradient:
-            state_parts, weight_parts, bias_parts = zip(*gradients, strict=True)
-            ctx.gradients = (torch.cat(state_parts), sum(weight_parts), None if bias is None else sum(bias_parts))
-        return torch.stack(losses).sum()
-
-    backward = _ChunkedLossSum.backward  # type: ignore[assignment]
 
 
 def _matmul_dtype(x: Tensor) -> torch.dtype:

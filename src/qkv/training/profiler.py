@@ -23,8 +23,8 @@ from qkv.cost.kernel_launch import KernelLaunch
 from qkv.cost.operation import Phase
 from qkv.cost.roofline import roofline_bound
 from qkv.data.file_io import convert_os_errors_to_disk_error
+from qkv.training.loop import Trainer
 from qkv.training.timer import Timer
-from qkv.training.trainer import Trainer
 
 A = TypeVar("A")
 WARMUP_BATCHES, PROFILED_BATCHES = 2, 4

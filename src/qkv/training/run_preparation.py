@@ -2,26 +2,29 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from qkv.choices import BackendName
 from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.config.base import Config
 from qkv.data.file_io import convert_os_errors_to_disk_error, write_atomically
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
+from qkv.nn import Blocks
 from qkv.text import tokenizer_files
-from qkv.training.activation_checkpoint import enable_activation_checkpointing
 from qkv.training.data_fingerprints import check_fingerprints, record_fingerprints
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.families import get_family
 from qkv.training.family import Corpus, ProgressBars
+from qkv.training.loop import MetricsCallback, Trainer
 from qkv.training.lora import freeze_and_add_attention_lora
 from qkv.training.recipe_selection import fit_steps_to_time
 from qkv.training.run_folder import RunFolder
+from qkv.training.step import build_train_step
 from qkv.training.text_preparation import resolve_data_files
-from qkv.training.trainer import MetricsCallback, Trainer
 from qkv.training.translation import PairsCorpus
 from qkv.weights.model_loader import SOURCE_TOKENIZER
 
@@ -117,13 +120,20 @@ def resume_preparation(folder: Path, *, progress: ProgressBars) -> PreparedRun:
 
 
 def fit_run_to_time(
-    prepared: PreparedRun, *, device: torch.device, seconds: float, distributed: Distributed = SINGLE_PROCESS
+    prepared: PreparedRun,
+    *,
+    device: torch.device,
+    seconds: float,
+    distributed: Distributed = SINGLE_PROCESS,
+    backend: str = BackendName.AUTO,
 ) -> PreparedRun:
     """Set the number of steps of a run so that it takes about `seconds`.
 
     The time per step is measured on a temporary model.
     """
-    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
+    trainer = build_trainer(
+        prepared, device=device, report=lambda _entry: None, distributed=distributed, backend=backend
+    )
     recipe = fit_steps_to_time(
         prepared.recipe, seconds=seconds, seconds_per_step=trainer.train_and_measure_step_seconds()
     )
@@ -173,6 +183,7 @@ def build_trainer(
     report: MetricsCallback,
     start: Model | None = None,
     distributed: Distributed = SINGLE_PROCESS,
+    backend: str = BackendName.AUTO,
 ) -> Trainer:
     """Build the model and its trainer.
 
@@ -183,14 +194,15 @@ def build_trainer(
     if start is not None:
         _check_config_and_copy_weights(start, model)
     if training.activation_checkpointing:
-        enable_activation_checkpointing(model)
+        for module in model.modules():
+            if isinstance(module, Blocks):
+                module.activation_checkpointing = True
     if training.lora_rank is not None:
         freeze_and_add_attention_lora(model, rank=training.lora_rank, seed=training.seed)
     model.to(device)
+    create_objective = partial(get_family(prepared.recipe.family).objective, model, training)
     return Trainer(
-        model,
-        training,
-        objective=get_family(prepared.recipe.family).objective(model, training),
+        build_train_step(model, training, create_objective, distributed=distributed, backend=backend),
         data=corpus.data(training),
         run=prepared.run,
         texts=_checkpoint_texts(prepared.config, corpus),
@@ -204,7 +216,6 @@ def build_trainer(
         )
         if isinstance(corpus, PairsCorpus)
         else dict,
-        distributed=distributed,
     )
 
 

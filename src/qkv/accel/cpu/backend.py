@@ -9,12 +9,14 @@ from torch import nn
 
 from qkv.accel.cpu.decode_engine import CPUDecodeEngine
 from qkv.accel.cpu.encoder import CPUEncoder
+from qkv.accel.cpu.onednn_linear import reason_onednn_is_unsupported
 from qkv.accel.cpu.prepacked_decoder import prepacked_decoder
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.accel.int8 import Int8Linear
 from qkv.accel.support import reason_modules_are_unsupported
 from qkv.accel.swap import EngineWithModules
 from qkv.choices import BackendName
+from qkv.config import TrainingConfig
 from qkv.errors import InputError
 from qkv.generation.decode_engine import (
     DecodeEngine,
@@ -61,6 +63,10 @@ class CPUBackend:
         if isinstance(embedding.position, ConcatenatedSinusoidalPositions):
             return "positions='concatenated' is not supported"
         return reason_modules_are_unsupported(roots, SUPPORTED_LINEARS)
+
+    def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:
+        """Return `None` if oneDNN can be used to train the model, and otherwise the reason why it cannot."""
+        return reason_onednn_is_unsupported(model, config)
 
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
         eager = eager_engine(model, batch=batch, capacity=capacity)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE, has_onednn
 from qkv.accel.swap import FindReplacement, share_attributes
+from qkv.choices import Precision
+from qkv.config import TrainingConfig
 from qkv.models import GPT
 from qkv.nn import Unembedding
 from qkv.tensors import Logits
@@ -32,20 +34,38 @@ class OneDNNUnembedding(Unembedding):
         return self.logits(onednn_linear(x, self.weight, self.bias))
 
 
+def reason_onednn_is_unsupported(model: nn.Module, config: TrainingConfig) -> str | None:
+    """Return why oneDNN cannot be used to train the model with these settings, or `None` if it can."""
+    conditions = {
+        "requires float32 weights on a CPU": all(map(_is_float32_on_cpu, model.parameters())),
+        "requires a GPT, because its batches all have the same shape": isinstance(model, GPT),
+        "PyTorch was built without oneDNN": has_onednn(),
+        "compile=true is not supported": not config.compile,
+        "activation_checkpointing=true is not supported": not config.activation_checkpointing,
+        "precision='bf16' is not supported": config.precision is not Precision.BF16,
+        f"requires a weight matrix with at least {MIN_ONEDNN_SIZE:,} elements": any(
+            _is_large_linear(module) for module in model.modules()
+        ),
+    }
+    return next((reason for reason, is_met in conditions.items() if not is_met), None)
+
+
 def onednn_replacement_finder(model: nn.Module) -> FindReplacement:
     """Return a function that replaces the large linear layers of a float32 GPT on a CPU, and nothing otherwise."""
     is_supported = isinstance(model, GPT) and has_onednn() and all(map(_is_float32_on_cpu, model.parameters()))
 
     def find_replacement(module: nn.Module) -> nn.Module | None:
-        if not is_supported or not isinstance(module, nn.Linear | Unembedding):
+        if not is_supported or not _is_large_linear(module):
             return None
-        if module.weight.numel() < MIN_ONEDNN_SIZE:
-            return None
-        if type(module) is nn.Linear:
-            return share_attributes(module, OneDNNLinear)
-        return share_attributes(module, OneDNNUnembedding) if type(module) is Unembedding else None
+        return share_attributes(module, OneDNNLinear if type(module) is nn.Linear else OneDNNUnembedding)
 
     return find_replacement
+
+
+def _is_large_linear(module: nn.Module) -> bool:
+    if type(module) is nn.Linear or type(module) is Unembedding:
+        return module.weight.numel() >= MIN_ONEDNN_SIZE
+    return False
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from qkv.accel.cuda.precision import CUDNN_TF32_DISABLED
 from qkv.accel.support import reason_modules_are_unsupported
 from qkv.accel.swap import EngineWithModules, ModuleSwap
 from qkv.choices import BackendName, NormPosition
+from qkv.config import TrainingConfig
 from qkv.generation.decode_engine import DecodeEngine, eager_engine
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Block, ConcatenatedSinusoidalPositions, RotaryEmbedding
@@ -37,9 +38,8 @@ class CUDABackend:
 
     def supports(self, model: Model) -> str | None:
         """Return `None` if the backend can run the model, and otherwise the reason why it cannot."""
-        parameter = next(model.parameters())
-        if not parameter.is_cuda:
-            return f"requires a model on an NVIDIA GPU, but this one is on {parameter.device}"
+        if (reason := _reason_not_on_gpu(model)) is not None:
+            return reason
         match model:
             case GPT():
                 if find_spec("triton") is None:
@@ -49,6 +49,10 @@ class CUDABackend:
                 return reason_varlen_is_unsupported(model)
             case Seq2Seq() | RNNSeq2Seq():
                 return "requires evaluation mode (model.eval())" if model.training else None
+
+    def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:  # noqa: ARG002
+        """Return `None` if the model is on a GPU, and otherwise the reason why it cannot be trained."""
+        return _reason_not_on_gpu(model)
 
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
         match model:
@@ -66,6 +70,11 @@ class CUDABackend:
 
     def encode_engine(self, model: BERT, *, compile: bool = False) -> PackedEncoder:  # noqa: A002 - torch's term
         return PackedEncoder(model, compiled=compile)
+
+
+def _reason_not_on_gpu(model: nn.Module) -> str | None:
+    parameter = next(model.parameters())
+    return None if parameter.is_cuda else f"requires a model on an NVIDIA GPU, but this one is on {parameter.device}"
 
 
 def reason_kernels_are_unsupported(model: GPT) -> str | None:

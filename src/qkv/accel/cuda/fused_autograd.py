@@ -9,6 +9,9 @@ from torch.nn import functional as F
 
 from qkv.nn.norm import LayerNorm, RMSNorm
 
+VOCAB_MULTIPLE = 64
+"""Multiple to which the vocabulary is padded because GPU matmuls are slow for odd sizes such as 50,257."""
+
 
 def is_compiling_cuda_bf16_autocast_training(x: Tensor) -> bool:
     """Return whether this code is being compiled for training on a GPU with bfloat16 autocast."""
@@ -46,6 +49,16 @@ def residual_and_bf16_norm_fused_backward(x: Tensor, norm: LayerNorm | RMSNorm) 
     return _ResidualAndBF16NormFusedBackward.apply(
         x, norm.weight, norm.bias if is_centered else None, norm.eps, is_centered
     )
+
+
+def fused_loss_sum(
+    states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, chunk: int | None, smoothing: float
+) -> Tensor:
+    """Compute −Σ log p(target) with logits x·Wᵀ + b for at most `chunk` rows of `states` at a time.
+
+    One kernel computes the loss and the gradient of the logits. Negative targets are ignored.
+    """
+    return _FusedLossSum.apply(states, weight, bias, targets, chunk or len(states), smoothing)
 
 
 class _ResidualAndBF16NormFusedBackward(torch.autograd.Function):
@@ -101,3 +114,50 @@ class _FusedQKVLinearBF16(torch.autograd.Function):
             partial_sums.sum(0).to(bias_dtype),
             None,
         )
+
+
+class _FusedLossSum(torch.autograd.Function):
+    """Autograd function that computes the gradients in the forward pass, one chunk at a time.
+
+    The kernel overwrites the logits of each chunk with their gradients.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        chunk: int,
+        smoothing: float,
+    ) -> Tensor:
+        from qkv.accel.cuda.loss_kernel import cross_entropy_per_row_inplace
+
+        needs_gradient, vocab_size, kind = any(ctx.needs_input_grad[:3]), len(weight), states.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+        n_padding = -vocab_size % VOCAB_MULTIPLE
+        cast_weight = F.pad(weight.to(dtype), (0, 0, 0, n_padding))
+        padded_bias = None if bias is None else F.pad(bias.to(dtype), (0, n_padding))
+        losses, gradients = [], []
+        for x, chunk_targets in zip(states.to(dtype).split(chunk), targets.split(chunk), strict=True):
+            logits = F.linear(x, cast_weight, padded_bias)
+            losses.append(
+                cross_entropy_per_row_inplace(
+                    logits, chunk_targets, vocab_size, smoothing, compute_gradient=needs_gradient
+                ).sum()
+            )
+            if needs_gradient:
+                weight_part = (logits.T @ x)[:vocab_size].to(weight.dtype)
+                bias_part = None if bias is None else logits[:, :vocab_size].sum(0, dtype=bias.dtype)
+                gradients.append(((logits @ cast_weight).to(states.dtype), weight_part, bias_part))
+        if needs_gradient:
+            state_parts, weight_parts, bias_parts = zip(*gradients, strict=True)
+            ctx.gradients = (torch.cat(state_parts), sum(weight_parts), None if bias is None else sum(bias_parts))
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
+        # Scale in place and release the saved gradients, which are as large as the embedding matrix.
+        gradients, ctx.gradients = ctx.gradients, ()
+        return (*(None if gradient is None else gradient.mul_(grad_output) for gradient in gradients), None, None, None)

@@ -5,12 +5,15 @@ up to rounding. Whether the faster computation applies is decided in every call,
 the input, on torch.compile and on autocast.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.accel.cuda.compile_checks import is_compiled_for_inference, should_fuse_linear_gelu_for_inference
 from qkv.accel.cuda.fused_autograd import (
+    fused_loss_sum,
     fused_qkv_linear_bf16,
     is_compiling_cuda_bf16_autocast_training,
     linear_fused_bias_gelu,
@@ -30,6 +33,7 @@ from qkv.nn import (
     RotaryEmbedding,
     SinusoidalPositions,
     Tap,
+    Unembedding,
     activate,
 )
 from qkv.nn.embedding import InputEmbedding
@@ -171,11 +175,21 @@ class MaterializedConcatenatedSinusoidalPositions(ConcatenatedSinusoidalPosition
         return self.project(torch.cat((tokens, materialize_under_compile(table).expand_as(tokens)), dim=-1))
 
 
+class FusedUnembedding(Unembedding):
+    """Unembedding that can also compute the loss, in one pass over the logits."""
+
+    def loss_sum(self, states: Residual, targets: Ids, *, chunk: int | None = None, smoothing: float = 0.0) -> Tensor:
+        """Return −Σ log p(target), ignoring negative targets, with logits for at most `chunk` positions at a time."""
+        flat = states.flatten(0, 1) * self.scale
+        return fused_loss_sum(flat, self.weight, self.bias, targets.flatten(), chunk=chunk, smoothing=smoothing)
+
+
 REPLACEMENTS: dict[type[nn.Module], type[nn.Module]] = {
     Attention: FusedAttention,
     FeedForward: FusedFeedForward,
     Block: FusedBlock,
     InputEmbedding: AutocastInputEmbedding,
+    Unembedding: FusedUnembedding,
     RotaryEmbedding: MaterializedRotaryEmbedding,
     SinusoidalPositions: MaterializedSinusoidalPositions,
     ConcatenatedSinusoidalPositions: MaterializedConcatenatedSinusoidalPositions,
@@ -186,6 +200,11 @@ def find_fused_replacement(module: nn.Module) -> nn.Module | None:
     """Return the replacement of a module, or `None` if it has none."""
     replacement_class = REPLACEMENTS.get(type(module))
     return None if replacement_class is None else share_attributes(module, replacement_class)
+
+
+def find_fused_loss(unembedding: Unembedding) -> Callable[..., Tensor] | None:
+    """Return the loss function of an unembedding that has been replaced, or `None` if it has not been replaced."""
+    return unembedding.loss_sum if isinstance(unembedding, FusedUnembedding) else None
 
 
 def activate_fast(x: Tensor, activation: Activation) -> Tensor:

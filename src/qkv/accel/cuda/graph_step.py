@@ -8,26 +8,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
-
-from qkv.config import TrainingConfig
-from qkv.training.objectives import DeviceInputs, Objective, SplitObjective
+from torch import Tensor
 
 T = TypeVar("T")
+StepInputs = tuple[Tensor | None, ...]
+"""The tensors that a step reads."""
 WARMUP_STEPS = 2
 """Number of eager steps before the capture. They perform one-time work: compilation, kernel selection and optimizer
 state allocation."""
-
-
-def can_capture(objective: Objective, config: TrainingConfig, device: torch.device) -> bool:
-    """Return True if training steps can be captured in a CUDA graph.
-
-    Capturing requires a compiled model, a CUDA device, a single process and one micro-batch per batch. With several
-    processes, the objective is wrapped and is no longer a `SplitObjective`. With several micro-batches, the second one
-    would have to add to the gradients of the first, but these have already been freed after its capture.
-    """
-    has_one_micro_batch = config.micro_batch_size == config.batch_size
-    is_capturable = has_one_micro_batch and config.compile and not config.activation_checkpointing
-    return device.type == "cuda" and is_capturable and isinstance(objective, SplitObjective)
 
 
 class CUDAGraphStep(Generic[T]):
@@ -39,13 +27,13 @@ class CUDAGraphStep(Generic[T]):
 
     def __init__(self, capture: Callable[[Callable[[], T]], Callable[[], T]] | None = None) -> None:
         self._capture = capture_graph if capture is None else capture
-        self._static_inputs: DeviceInputs = ()
+        self._static_inputs: StepInputs = ()
         self._n_repeats = 0
         """Number of consecutive calls with the same input shapes, including the most recent one."""
         self._shapes: list[torch.Size | None] = []
         self._replay: Callable[[], T] | None = None
 
-    def __call__(self, inputs: DeviceInputs, step_function: Callable[[DeviceInputs], T]) -> T:
+    def __call__(self, inputs: StepInputs, step_function: Callable[[StepInputs], T]) -> T:
         """Run or replay `step_function`, which must not read values back to the host.
 
         All other tensors that the function reads or modifies must keep their memory addresses between calls.

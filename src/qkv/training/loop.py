@@ -3,34 +3,22 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from qkv.accel.cpu.onednn_linear import use_onednn_if_supported
-from qkv.accel.cuda.graph_step import CUDAGraphStep, can_capture
-from qkv.config import TrainingConfig
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
-from qkv.training.async_metrics import PendingMetrics, StepMetrics, StepOutput, copy_to_host_async, pin_batch
-from qkv.training.distributed import SINGLE_PROCESS, Distributed, IsCounted
 from qkv.training.ema import EMA
 from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_progress_after_evaluation
 from qkv.training.family import TrainingData
-from qkv.training.finite_check import describe_first_nonfinite_tensor, describe_nonfinite_weight
-from qkv.training.gradient_accumulation import accumulate_gradients
-from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, TrainingBatch
-from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate, skip_step_if
+from qkv.training.objectives import TrainingBatch
 from qkv.training.run_folder import RunFolder, TrainingProgress, describe_environment, load_progress
 from qkv.training.schedule import learning_rate
-from qkv.training.sharded_tensors import is_sharded
 from qkv.training.signals import StopRequest, record_stop_signals
+from qkv.training.step import StepError, StepResult, TrainStep, describe_nonfinite_weight
 from qkv.training.time_budget import TimeBudgetReplanner
-from qkv.training.timer import retain_freed_memory
 from qkv.training.training_state import TrainingState
 
 MetricsCallback = Callable[[Mapping[str, Any]], None]
@@ -46,51 +34,30 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
-        config: TrainingConfig,
+        train_step: TrainStep,
         *,
-        objective: Objective,
         data: TrainingData,
         run: RunFolder,
         texts: Mapping[str, str],
         report: MetricsCallback = lambda _entry: None,
         generation_metrics: Callable[[], Mapping[str, Any]] = dict,
-        distributed: Distributed = SINGLE_PROCESS,
     ) -> None:
         """Initialize the trainer.
 
         `texts` maps file names such as config.json to contents that are saved with the weights in each checkpoint.
         `generation_metrics` returns additional evaluation metrics, such as the BLEU score of generated translations.
-        `distributed` is the context of the processes that share the work (default: a single process).
         """
-        self.distributed = distributed
-        self.model = model
-        self.config = config
-        self.objective = distributed.wrap_objective(model, use_onednn_if_supported(model, objective, config))
+        self.train_step = train_step
+        self.model, self.config, self.distributed = train_step.model, train_step.config, train_step.distributed
         self.data = data
         self.run = run
         self.texts = texts
         self.report, self.generation_metrics = report, generation_metrics
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device = self._parameters[0].device
-        if self._device.type == "cpu":
-            retain_freed_memory()  # makes a step of GPT-2 124M about 12 % faster without changing the results
-        self.progress = TrainingProgress(
-            environment=describe_environment(self._device) + distributed.environment_suffix
-        )
+        self.ema = None if self.config.ema_decay is None else EMA(self.model, self.config.ema_decay)
+        environment = describe_environment(next(self.model.parameters()).device)
+        self.progress = TrainingProgress(environment=environment + self.distributed.environment_suffix)
         self._saved_step: int | None = None
-        self._graph_step: CUDAGraphStep[StepOutput] | None = (
-            CUDAGraphStep() if can_capture(self.objective, config, self._device) else None
-        )
-        self.optimizers = build_optimizers(model, config, capturable=self._graph_step is not None)
-        self.ema = None if config.ema_decay is None else EMA(model, config.ema_decay)
-        # If metrics are read one step late, the device must skip updates after a non-finite loss. AdamW in torch does
-        # not support skipping for sharded tensors.
-        self._async_metrics = self._device.type == "cuda" and not any(is_sharded(p) for p in self._parameters)
-        self._found_nonfinite = torch.zeros((), device=self._device)
-        """Tensor that is set to 1 at the first non-finite loss. The device then skips all later updates, although the
-        host reads the loss one step later."""
-        self._pending: tuple[PendingMetrics, float, TrainingProgress] | None = None
+        self._pending: tuple[StepResult, float, TrainingProgress] | None = None
 
     def train(self, time_budget: TimeBudgetReplanner | None = None) -> StopRequest:
         """Train until the last step, early stopping or a stop signal, and save a checkpoint at the end.
@@ -99,7 +66,11 @@ class Trainer:
         """
         self.model.train()
         self._check_weights_finite()
-        with record_stop_signals() as stop, closing(prefetch(self._load_batch, self.progress.step)) as batches:
+        with (
+            self.train_step.modules,
+            record_stop_signals() as stop,
+            closing(prefetch(lambda t: self.train_step.load(self.data.batch(t)), self.progress.step)) as batches,
+        ):
             while True:
                 self._evaluate_if_due(stop)
                 new_config = (
@@ -151,132 +122,45 @@ class Trainer:
             patience is not None and self.progress.n_evals_since_best >= patience
         )
 
-    def _load_batch(self, t: int) -> TrainingBatch:
-        batch = self.data.batch(t)
-        return pin_batch(batch) if self._device.type == "cuda" else batch
-
     def _run_step(self, batch: TrainingBatch) -> None:
         started = time.perf_counter()
-        step = self.progress.step
-        rate = learning_rate(self.config, step)
-        pending = self._train_on(batch, step, rate)
+        result, rate = self._update_weights(batch, self.progress.step)
         self.flush_metrics()
-        n_tokens = self.progress.n_tokens + batch.n_tokens
-        seconds = self.progress.seconds + time.perf_counter() - started
-        self.progress = replace(self.progress, step=step + 1, n_tokens=n_tokens, seconds=seconds)
-        self._pending = pending, rate, self.progress
-        if not self._async_metrics:
+        self.progress = replace(
+            self.progress,
+            step=self.progress.step + 1,
+            n_tokens=self.progress.n_tokens + batch.n_tokens,
+            seconds=self.progress.seconds + time.perf_counter() - started,
+        )
+        self._pending = result, rate, self.progress
+        if result.is_ready:
             self.flush_metrics()
+
+    def _update_weights(self, batch: TrainingBatch, step: int) -> tuple[StepResult, float]:
+        """Run a training step, and return its result and the learning rate."""
+        rate = learning_rate(self.config, step)
+        with self._wrap_step_errors():
+            result = self.train_step(batch, step, learning_rate=rate)
+        if self.ema is not None:
+            self.ema.update(self.progress.step)
+        return result, rate
 
     def flush_metrics(self) -> None:
         """Read and log the metrics of the last step if they are still pending."""
         if self._pending is None:
             return
-        (pending, rate, progress), self._pending = self._pending, None
+        (result, rate, progress), self._pending = self._pending, None
+        with self._wrap_step_errors():
+            metrics = result.read()
         counters = {"learning_rate": rate, "tokens": progress.n_tokens, "seconds": round(progress.seconds, 4)}
-        self._log_entry(
-            {"step": progress.step, **self._read_metrics_or_raise_nonfinite(pending).to_log_entry(), **counters}
-        )
-
-    def _read_metrics_or_raise_nonfinite(self, pending: PendingMetrics) -> StepMetrics:
-        """Wait for the metrics of a step.
-
-        Raises `TrainingError` if the loss or the gradient norm is not finite.
-        """
-        metrics = pending.read()
-        if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
-            return metrics
-        batch, step = pending.batch, pending.step
-        if self._async_metrics:
-            # Recompute the gradients, which were freed by the update. The weights are still those of this step because
-            # the device skipped all later updates.
-            self._compute_gradients(batch, step)
-        culprit = describe_first_nonfinite_tensor(
-            self.model, lambda: (output.loss for output, _ in self._micro_batch_losses(batch, step))
-        )
-        # Non-finite gradients spread to all ranks. The rank whose micro-batch caused them finds an earlier non-finite
-        # tensor.
-        culprit = next((name for name in self.distributed.all_gather_str(culprit) if "gradient" not in name), culprit)
-        raise self._training_error(f"loss {metrics.loss}: {culprit} is not finite", step=step)
-
-    def _train_on(self, batch: TrainingBatch, step: int, rate: float) -> PendingMetrics:
-        """Compute the gradients of a batch and apply the update, either eagerly or by replaying a CUDA graph."""
-        if batch.n_targets == 0:
-            raise self._training_error("a batch must have at least 1 target, got 0")
-        for optimizer in self.optimizers:
-            set_learning_rate(optimizer, rate)
-        if self._graph_step is None:
-            pending = self._compute_gradients(batch, step)
-            if not self._async_metrics:
-                # Check the loss and the gradient norm before the update so that non-finite values do not change the
-                # weights.
-                self._read_metrics_or_raise_nonfinite(pending)
-            self._clip_step_and_zero_grad(pending.output)
-        else:
-            pending = self._train_with_graph(batch, step, self._graph_step)
-        if self.ema is not None:
-            self.ema.update(self.progress.step)
-        return pending
-
-    def _compute_gradients(self, batch: TrainingBatch, step: int) -> PendingMetrics:
-        """Accumulate the gradients of the batch in the model without synchronizing with the device."""
-        return copy_to_host_async(
-            self._accumulate_and_flag_nonfinite(self._micro_batch_losses(batch, step), batch.n_targets), batch, step
-        )
-
-    def _train_with_graph(
-        self, batch: TrainingBatch, step: int, graph_step: CUDAGraphStep[StepOutput]
-    ) -> PendingMetrics:
-        """Compute the gradients and apply the update with a CUDA graph.
-
-        The graph is captured once the input shapes repeat.
-        """
-        objective = self.objective
-        assert isinstance(objective, SplitObjective)
-        self._set_seed(step)
-        with self._wrap_input_errors():
-            tensors = objective.to_device(batch)
-
-        def step_function(device_inputs: DeviceInputs) -> StepOutput:
-            *inputs, n_targets = device_inputs
-            assert n_targets is not None
-            output = self._accumulate_and_flag_nonfinite([(objective.loss(*inputs), True)], n_targets)
-            self._clip_step_and_zero_grad(output)
-            return output
-
-        n_targets = torch.full((), float(batch.n_targets), device=self._device)
-        return copy_to_host_async(graph_step((*tensors, n_targets), step_function), batch, step)
-
-    def _accumulate_and_flag_nonfinite(
-        self, outputs: Iterable[tuple[LossOutput, IsCounted]], n_targets: int | Tensor
-    ) -> StepOutput:
-        output = accumulate_gradients(outputs, n_targets, parameters=self._parameters, distributed=self.distributed)
-        if self._async_metrics:
-            torch.maximum(
-                self._found_nonfinite,
-                output.values[:2].isfinite().all().logical_not().float(),
-                out=self._found_nonfinite,
-            )
-        return output
-
-    def _micro_batch_losses(self, batch: TrainingBatch, step: int) -> Iterator[tuple[LossOutput, IsCounted]]:
-        """Yield the loss of each of this rank's micro-batches with a flag that is True if the micro-batch counts."""
-        for (i, micro_batch), counts in self.distributed.shard_with_uncounted_repeats(
-            enumerate(batch.split(self.config.micro_batch_size))
-        ):
-            self._set_seed(step, micro_batch=i)
-            with self._wrap_input_errors():
-                output = self.objective(micro_batch)
-            yield output, counts
-
-    def _set_seed(self, step: int, *, micro_batch: int = 0) -> None:
-        """Seed dropout from (seed, step, micro-batch) so that checkpoints do not need to store the random state."""
-        torch.manual_seed((self.config.seed * 1_000_003 + step) * 1_009 + micro_batch)
+        self._log_entry({"step": progress.step, **metrics.to_log_entry(), **counters})
 
     @contextmanager
-    def _wrap_input_errors(self) -> Iterator[None]:
+    def _wrap_step_errors(self) -> Iterator[None]:
         try:
             yield
+        except StepError as error:
+            raise self._training_error(str(error), step=error.step) from None
         except InputError as error:
             raise self._training_error(f"{error}, in a batch of {self.run.path}") from None
 
@@ -291,24 +175,14 @@ class Trainer:
         """
         self.model.train()
         seconds = []
-        for step in (*range(n_batches), *range(n_batches)):
-            started = clock()
-            self._read_metrics_or_raise_nonfinite(
-                self._train_on(self._load_batch(step), step, learning_rate(self.config, step))
-            )
-            seconds.append(clock() - started)
+        with self.train_step.modules:
+            for step in (*range(n_batches), *range(n_batches)):
+                started = clock()
+                result, _ = self._update_weights(self.train_step.load(self.data.batch(step)), step)
+                with self._wrap_step_errors():
+                    result.read()
+                seconds.append(clock() - started)
         return self.distributed.broadcast_from_rank0(lambda: statistics.median(seconds[n_batches:]))
-
-    def _clip_step_and_zero_grad(self, output: StepOutput) -> None:
-        for optimizer in self.optimizers:
-            if self.config.max_grad_norm is not None:
-                clip_gradients(
-                    optimizer, output.grad_norm, self.config.max_grad_norm, fuse_into_step=self._graph_step is not None
-                )
-            if self._async_metrics:
-                skip_step_if(self._found_nonfinite, optimizer)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
     def _evaluate_if_due(self, stop: StopRequest) -> None:
         progress = self.progress
@@ -327,7 +201,7 @@ class Trainer:
                     batches = until_stopped(
                         lambda: self.distributed.synchronize_stop_request(stop) is not None, batches
                     )
-                result = evaluate(self.model, self.objective, batches, distributed=self.distributed)
+                result = evaluate(self.model, self.train_step.objective, batches, distributed=self.distributed)
                 self.model.eval()
                 extra_metrics = self.generation_metrics()
                 self.model.train()
@@ -363,7 +237,9 @@ class Trainer:
             self.report(entry)
 
     def _training_state(self) -> TrainingState:
-        return TrainingState(self.model, self.optimizers, ema=self.ema, is_lora=self.config.lora_rank is not None)
+        return TrainingState(
+            self.model, self.train_step.optimizers, ema=self.ema, is_lora=self.config.lora_rank is not None
+        )
 
     def _check_weights_finite(self) -> None:
         """Raise `TrainingError` if a weight is not finite, so that non-finite weights are never saved."""
