@@ -18,8 +18,7 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, TrainingConfig, prese
 from qkv.cost import Workload
 from qkv.cost.estimate import estimate_workload
 from qkv.models import BERT, GPT, Seq2Seq, build
-from qkv.nn import use_attention_kernel
-from qkv.training.activation_checkpoint import enable_activation_checkpointing
+from qkv.nn import Blocks, use_attention_kernel
 from qkv.training.ema import EMA
 from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
 from qkv.training.optimizer import build_optimizers
@@ -165,7 +164,9 @@ class Step:
         workload = self.workload
         self.model = build(case.config).to(device)
         if workload.activation_checkpointing:
-            enable_activation_checkpointing(self.model)
+            for module in self.model.modules():
+                if isinstance(module, Blocks):
+                    module.activation_checkpointing = True
         config = TrainingConfig(steps=1, batch_size=1, seq_len=1, optimizer=workload.optimizer, warmup_steps=0)
         self.optimizers = build_optimizers(self.model, config)
         self.ema = EMA(self.model, 0.9) if workload.ema else None

@@ -18,6 +18,7 @@ from qkv.training import Trainer, TrainingData
 from qkv.training.gpt import next_token_objective
 from qkv.training.run_folder import RunFolder
 from qkv.training.step import build_train_step
+from qkv.training.timer import retain_freed_memory
 from qkv.weights.published_weights import load_published_weights
 
 
@@ -42,6 +43,7 @@ def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
         train_step = build_train_step(model, training, lambda: next_token_objective(model, training))
     except ConfigError as error:
         raise MissingPeerError(str(error)) from None  # bfloat16 on a CPU that has no bfloat16 instructions
+    retain_freed_memory()  # as the command line does
     losses: list[float] = []
     trainer = Trainer(
         train_step,
@@ -55,7 +57,7 @@ def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:
     numbers = count()
 
     def step(ids: Tensor, targets: Tensor) -> int:
-        trainer._run_step(TokenBatch(ids, targets, None, counts))  # noqa: SLF001 - there is no public method for a single step
+        trainer.run_step(TokenBatch(ids, targets, None, counts))
         return next(numbers)
 
     def read(number: int) -> float:

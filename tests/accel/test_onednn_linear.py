@@ -1,6 +1,7 @@
 """Tests for linear layers through oneDNN in training steps."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from qkv.choices import ScheduleKind
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data.token_batches import TokenBatch
 from qkv.models import GPT
+from qkv.nn import Unembedding
 from qkv.training import Trainer, TrainingData
-from qkv.training.activation_checkpoint import enable_activation_checkpointing
 from qkv.training.gpt import next_token_objective
+from qkv.training.objectives import LossOutput
 from qkv.training.run_folder import RunFolder
+from qkv.training.step import build_train_step
 
-pytestmark = pytest.mark.skipif(not onednn_linear._has_onednn(), reason="torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(not onednn_linear.has_onednn(), reason="torch was built without oneDNN")
 
 TRAINING = TrainingConfig(
     steps=3, batch_size=2, seq_len=7, learning_rate=1e-2, schedule=ScheduleKind.CONSTANT, warmup_steps=0
@@ -38,18 +41,16 @@ def losses(folder: Path, *, checkpointing: bool = False) -> list[float]:
     model, losses_ = gpt().train(), list[float]()
     training = TRAINING.replace(activation_checkpointing=checkpointing)
     if checkpointing:
-        enable_activation_checkpointing(model)
+        model.blocks.activation_checkpointing = True
     trainer = Trainer(
-        model,
-        training,
-        objective=next_token_objective(model, training),
+        build_train_step(model, training, lambda: next_token_objective(model, training)),
         data=TrainingData(batch=lambda _: batch()),
         run=RunFolder(folder),
         texts={},
         report=lambda entry: losses_.append(entry["loss"]),
     )
     for _ in range(3):
-        trainer._run_step(batch())
+        trainer.run_step(batch())
     return losses_
 
 
@@ -109,24 +110,39 @@ def test_small_matrices_do_not_use_onednn(
     assert set(weight_shapes) == {torch.Size((61, 20)), torch.Size((80, 20)), torch.Size((20, 80))}
 
 
-def test_compiled_and_non_gpt_models_keep_their_objective() -> None:
-    model = gpt()
-    objective = next_token_objective(model, TRAINING)
-    compiled = TRAINING.model_copy(update={"compile": True})
-    assert onednn_linear.use_onednn_if_supported(model, objective, compiled) is objective
-    assert onednn_linear.use_onednn_if_supported(nn.Linear(7, 5), objective, TRAINING) is objective
-    assert onednn_linear.use_onednn_if_supported(gpt().double(), objective, TRAINING) is objective
-    assert onednn_linear.use_onednn_if_supported(model, objective, TRAINING) is not objective
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"compile": True}, "compile=true"),
+        ({"activation_checkpointing": True}, "activation_checkpointing=true"),
+        ({"precision": "bf16"}, "precision='bf16'"),
+    ],
+)
+def test_the_reason_names_the_unsupported_setting(
+    changes: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
+    actual = onednn_linear.reason_onednn_is_unsupported(gpt(), TRAINING.replace(**changes))
+    assert actual is None if reason is None else str(actual).startswith(reason)
+
+
+def test_only_float32_gpts_with_large_matrices_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "weight matrix" in str(onednn_linear.reason_onednn_is_unsupported(gpt(), TRAINING))
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
+    assert "GPT" in str(onednn_linear.reason_onednn_is_unsupported(nn.Linear(7, 5), TRAINING))
+    assert "float32" in str(onednn_linear.reason_onednn_is_unsupported(gpt().double(), TRAINING))
 
 
 def test_modules_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
     model = gpt()
 
-    def fail(_: object) -> None:
-        assert "forward" in vars(model.unembedding)
+    def fail(_: object) -> LossOutput:
+        assert isinstance(model.unembedding, onednn_linear.OneDNNUnembedding)
         raise KeyError("planted")
 
     with pytest.raises(KeyError, match="planted"):
-        onednn_linear.use_onednn_if_supported(model, fail, TRAINING)(batch())  # type: ignore[arg-type]
-    assert not any("forward" in vars(part) for part in model.modules())
+        build_train_step(model, TRAINING, lambda: fail)(batch(), 0, learning_rate=0.1)
+    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
+    assert type(model.unembedding) is Unembedding

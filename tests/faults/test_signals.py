@@ -26,7 +26,7 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
 
     It creates `signaled` when it has received a signal.
     """
-    from qkv.training import bert, pair_preparation, text_preparation, trainer, translation
+    from qkv.training import bert, loop, pair_preparation, step, text_preparation, translation
 
     def with_pause(function):
         def wait(*arguments, **keywords):
@@ -50,8 +50,8 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
             (translation, "tokenize_and_delete_pair_texts"),
         ],
         "training": [(step.EagerStep, "compute_gradients")],
-        "evaluation": [(trainer, "evaluate")],
-        "save": [(trainer.RunFolder, "save")],
+        "evaluation": [(loop, "evaluate")],
+        "save": [(loop.RunFolder, "save")],
     }
     if phase == "compilation":
         from torch._inductor import compile_fx

@@ -42,9 +42,9 @@ from qkv.text.streaming_decoder import StreamingDecoder
 from qkv.text.tokenizer import Encoding
 from qkv.text.word_indices import _count_new_words
 from qkv.training.evaluation import EvaluationResult, evaluate
-from qkv.training.step import accumulate_gradients
 from qkv.training.optimizer import build_optimizers, load_optimizer_state
 from qkv.training.schedule import learning_rate
+from qkv.training.step import accumulate_gradients
 from qkv.weights.int8_storage import INT8_MAX, _quantize_rows
 from qkv.weights.rotary_layout import interleaved_to_halves
 from qkv.weights.state_dict import _LoadTarget

@@ -88,7 +88,7 @@ def test_accumulated_gradients_equal_those_of_the_full_batch(bert, tmp_path):
 def test_the_loss_is_the_sum_of_the_two_mean_losses(bert):
     trainer = build_cpu_trainer(bert)
     model, batch = trainer.model.eval(), trainer.data.batch(0)
-    output = trainer.objective(batch)
+    output = trainer.train_step.objective(batch)
     states = model(batch.ids, segments=batch.segments, attention_mask=batch.attention_mask)
     targets = torch.full_like(batch.ids, -100)
     has_target = batch.targets >= 0
@@ -178,7 +178,7 @@ def test_compiled_steps_equal_eager_steps(bert, tmp_path):
         trainer.model.eval()
     for t in range(3):  # different numbers of tokens and targets, same shape
         eager_output, compiled_output = (
-            trainer.objective(next(trainer.data.batch(t).split(3))) for trainer in (eager, compiled)
+            trainer.train_step.objective(next(trainer.data.batch(t).split(3))) for trainer in (eager, compiled)
         )
         torch.testing.assert_close(eager_output.loss, compiled_output.loss, rtol=1e-5, atol=1e-5)
         for name, metric in eager_output.metrics.items():

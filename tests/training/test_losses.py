@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.accel.cuda.fused_modules import FusedUnembedding, find_fused_loss
+from qkv.accel.swap import share_attributes
 from qkv.nn import TokenEmbedding, Unembedding
 from qkv.tensors import IGNORE_INDEX
-from qkv.training import losses
 from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
 
 VOCAB_SIZE, D_MODEL = 23, 7
@@ -65,7 +66,7 @@ def reference_kernel(logits, targets, vocab_size, smoothing, *, compute_gradient
 @pytest.mark.parametrize("chunk", [4, 15])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_loss_with_the_triton_kernel_equals_the_full_loss(chunk, smoothing, bias, monkeypatch):
+def test_the_fused_loss_equals_the_full_loss(chunk, smoothing, bias, monkeypatch):
     monkeypatch.setitem(
         sys.modules, "qkv.accel.cuda.loss_kernel", SimpleNamespace(cross_entropy_per_row_inplace=reference_kernel)
     )
@@ -76,8 +77,8 @@ def test_the_loss_with_the_triton_kernel_equals_the_full_loss(chunk, smoothing, 
     targets[0, ::2] = IGNORE_INDEX
 
     def function(unembedding, states, targets, *, chunk, smoothing):
-        flat, weight, bias = states.flatten(0, 1), unembedding.weight, unembedding.bias
-        return losses._ChunkedLossSumTriton.apply(flat, weight, bias, targets.flatten(), chunk, smoothing)
+        replaced = share_attributes(unembedding, FusedUnembedding)
+        return find_fused_loss(replaced)(states, targets, chunk=chunk, smoothing=smoothing)
 
     full = loss_and_gradients(unembedding, states, targets, chunk=None, smoothing=smoothing)
     with_kernel = loss_and_gradients(unembedding, states, targets, chunk=chunk, smoothing=smoothing, function=function)

@@ -215,7 +215,7 @@ def test_compiled_steps_equal_eager_steps_for_every_shape(tmp_path):
         shapes.add(batch.ids.shape)
         for trainer in (plain, compiled):
             trainer.model.eval()  # without dropout, which draws otherwise when compiled
-        eager_output, compiled_output = (trainer.objective(batch) for trainer in (plain, compiled))
+        eager_output, compiled_output = (trainer.train_step.objective(batch) for trainer in (plain, compiled))
         assert eager_output.loss.item() == pytest.approx(compiled_output.loss.item(), rel=1e-5)
         for trainer, output in ((plain, eager_output), (compiled, compiled_output)):
             trainer.model.zero_grad()

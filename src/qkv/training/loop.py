@@ -89,7 +89,7 @@ class Trainer:
                 is_saved = self._saved_step == self.progress.step
                 if is_saved and (self._is_done or self.distributed.synchronize_stop_request(stop) is not None):
                     return stop
-                self._run_step(next(batches))
+                self.run_step(next(batches))
 
     def resume(self, log: Callable[[str], None]) -> None:
         """Restore the latest valid checkpoint.
@@ -122,7 +122,8 @@ class Trainer:
             patience is not None and self.progress.n_evals_since_best >= patience
         )
 
-    def _run_step(self, batch: TrainingBatch) -> None:
+    def run_step(self, batch: TrainingBatch) -> None:
+        """Train on one batch, and log its metrics as soon as they are known."""
         started = time.perf_counter()
         result, rate = self._update_weights(batch, self.progress.step)
         self.flush_metrics()
