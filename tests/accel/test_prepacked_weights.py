@@ -17,7 +17,8 @@ from qkv.accel.cpu.prepacked_weights import (
     PrepackedWeights,
 )
 from qkv.choices import Activation
-from qkv.nn import Int8Linear, activate
+from qkv.nn import Int8Linear
+from qkv.nn.feed_forward import activate
 
 SHAPES = {
     "tiny": [(13, 7)],

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.nn import CAUSAL, Attention, HeadConfig, KVCache, RotaryEmbedding
+from qkv.nn import CAUSAL, Attention, HeadConfig, KVCache
+from qkv.nn.positions import RotaryEmbedding
 
 BATCH, N, D_MODEL = 2, 7, 15
 

@@ -11,7 +11,7 @@ from qkv.config import BeamConfig, SamplingConfig, Seq2SeqConfig
 from qkv.errors import ContextLengthError, WeightsError
 from qkv.generation import (
     FinishReason,
-    GPTDecoder,
+    GPTDecodeEngine,
     LengthLimit,
     Seq2SeqDecoder,
     beam_generate,
@@ -118,7 +118,7 @@ def test_more_beams_find_more_probable_outputs_than_greedy():
     assert better >= 3
 
 
-class NoReorder(GPTDecoder):
+class NoReorder(GPTDecodeEngine):
     """Planted bug: beams are reordered, but their cache is not."""
 
     def reorder(self, rows, *, sequences=None, common_prefix=0):
@@ -140,7 +140,7 @@ def test_a_cache_that_is_not_reordered_gives_wrong_scores():
         ]
         return max(abs(hypothesis.score - score) for hypothesis, score in zip(hypotheses, log_ps, strict=True))
 
-    assert max_score_error(GPTDecoder) < 1e-9
+    assert max_score_error(GPTDecodeEngine) < 1e-9
     assert max_score_error(NoReorder) > 0.01
 
 

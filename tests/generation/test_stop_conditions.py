@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qkv.errors import InputError
 from qkv.generation import StopStringFilter
-from qkv.generation.stop_conditions import MIN_REPEATS, truncate_repetition
+from qkv.generation.sequence import MIN_REPEATS, truncate_repetition
 
 letters = st.text(alphabet="aábñ😀", max_size=20)
 strings = st.lists(st.text(alphabet="aábñ😀", min_size=1, max_size=4), max_size=3)

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from qkv.choices import Activation
-from qkv.nn import FeedForward, activate
+from qkv.nn import FeedForward
+from qkv.nn.feed_forward import activate
 
 BATCH, N, D_MODEL, D_FF = 2, 7, 5, 11
 

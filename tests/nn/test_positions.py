@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import SinusoidStyle
 from qkv.errors import ConfigError, ContextLengthError
-from qkv.nn import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions
-from qkv.nn.positions import sinusoidal_encoding
+from qkv.nn.positions import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions, sinusoidal_encoding
 
 BATCH, N, D_MODEL = 2, 7, 10
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import ConfigError
-from qkv.nn import ALiBi, RelativeBias, RopeScalingRule, RotaryEmbedding
-from qkv.nn.positions import PositionInfo, alibi_slopes
+from qkv.nn.positions import ALiBi, PositionInfo, RelativeBias, RopeScalingRule, RotaryEmbedding, alibi_slopes
 
 D_HEAD, N_HEADS = 6, 3
 

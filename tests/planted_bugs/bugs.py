@@ -22,9 +22,9 @@ from qkv.data.masking import TokenMasker
 from qkv.data.pair_split import connected_components
 from qkv.data.token_batches import TokenBatch, _split_inputs_and_targets
 from qkv.generation.beam import _SequenceBeams
-from qkv.generation.decoder import GPTDecoder
+from qkv.generation.decode_engine import GPTDecodeEngine
 from qkv.generation.sampling import _keep_until_cumulative
-from qkv.generation.stop_conditions import StopStringFilter
+from qkv.generation.sequence import StopStringFilter
 from qkv.inspection.hooks import mask_attention
 from qkv.inspection.logit_attribution import _apply_frozen_norm
 from qkv.inspection.logit_lens import _apply_final_norm_and_unembedding
@@ -236,9 +236,9 @@ def rnn_encoder_reads_padding():
 def beams_are_not_reordered_in_the_cache():
     from tests.generation.test_beam import test_scores_equal_those_of_a_full_pass_and_decrease as test
 
-    original = GPTDecoder.reorder
+    original = GPTDecodeEngine.reorder
 
-    def wrong(self: GPTDecoder, rows: torch.Tensor, **kwargs: Any) -> None:
+    def wrong(self: GPTDecodeEngine, rows: torch.Tensor, **kwargs: Any) -> None:
         if len(rows) != self.cache.batch:
             original(self, rows, **kwargs)
 

@@ -14,7 +14,7 @@ def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
     Fast paths skip the module's `forward` method, so they must not be used if this function returns True.
     """
     if isinstance(module, Tap):
-        return module.is_in_use
+        return bool(module.interventions or module.observers or module.optional_observers)
     return bool(module._forward_hooks or module._forward_pre_hooks)  # noqa: SLF001 - torch has no public query
 
 

@@ -1,7 +1,6 @@
 """Generate text with sampling or beam search, incremental decoding with a KV cache, and stop conditions."""
 
 from qkv.generation.beam import Hypothesis, beam_generate, beam_search
-from qkv.generation.candidates import Candidate, top_raw_and_processed_candidates
 from qkv.generation.decode_engine import (
     DecodeEngine,
     EngineFactory,
@@ -11,11 +10,17 @@ from qkv.generation.decode_engine import (
     Seq2SeqDecodeEngine,
     eager_engine,
 )
-from qkv.generation.generate import GenerationStep, decode_steps, generate, generate_tokens
+from qkv.generation.generate import (
+    Candidate,
+    GenerationStep,
+    decode_steps,
+    generate,
+    generate_tokens,
+    top_raw_and_processed_candidates,
+)
 from qkv.generation.reference import generate_without_cache, greedy_translate_without_cache
 from qkv.generation.sampling import choose_next_ids, process_logits, sample_inverse_cdf
-from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, new_sequences
-from qkv.generation.stop_conditions import StopStringFilter
+from qkv.generation.sequence import FinishReason, GeneratedSequence, LengthLimit, StopStringFilter, new_sequences
 from qkv.generation.translate import translate
 
 __all__ = [

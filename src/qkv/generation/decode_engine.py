@@ -15,8 +15,9 @@ from qkv.config import SamplingConfig
 from qkv.errors import InputError
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, RNNSeq2Seq, Seq2Seq
-from qkv.nn import KVCache, Source, check_ids_shape_dtype_range
+from qkv.nn import KVCache, Source
 from qkv.nn.cache import LayerSourceCache
+from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import Ids
 
 RowIds = Int[Tensor, " row"]

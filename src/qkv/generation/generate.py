@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.config import SamplingConfig
 from qkv.errors import InputError, WeightsError
 from qkv.generation.decode_engine import DecodeEngine, EngineFactory, SamplingEngine, eager_engine
-from qkv.generation.sampling import NextLogits, SeenMask, choose_next_ids, gather_log_probabilities
+from qkv.generation.sampling import NextLogits, SeenMask, choose_next_ids, gather_log_probabilities, process_logits
 from qkv.generation.sequence import GeneratedSequence, new_sequences
 from qkv.models import GPT
 
@@ -184,3 +184,35 @@ def _initial_seen_mask(sequences: list[GeneratedSequence], logits: NextLogits) -
     for row, sequence in enumerate(sequences):
         seen_mask[row, sequence.ids] = True
     return seen_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A token that could have been generated at a step."""
+
+    id: int
+    probability: float
+    """Probability according to the model."""
+    revised: float
+    """Probability after repetition penalty, temperature and filters, or 0 if the token was filtered out."""
+    is_chosen: bool
+
+
+@torch.inference_mode()
+def top_raw_and_processed_candidates(step: GenerationStep, sampling: SamplingConfig, *, n: int = 5) -> list[Candidate]:
+    """Return the chosen token and the `n` most probable tokens before and after applying the sampling settings.
+
+    Candidates are sorted by their probability according to the model, highest first.
+    """
+    seen_mask = torch.zeros_like(step.logits, dtype=torch.bool)
+    seen_mask[0, [*step.sequence.prompt, *step.sequence.new_ids[:-1]]] = True
+    before = step.logits.float().softmax(-1)[0]
+    after = process_logits(step.logits, sampling, seen_mask).softmax(-1)[0]
+    n = min(n, len(before))
+    best_after = [i for i in after.topk(n).indices.tolist() if after[i] > 0]
+    token_ids = {*before.topk(n).indices.tolist(), *best_after, step.id}
+    candidates = [
+        Candidate(id=i, probability=float(before[i]), revised=float(after[i]), is_chosen=i == step.id)
+        for i in token_ids
+    ]
+    return sorted(candidates, key=lambda candidate: (-candidate.probability, candidate.id))

@@ -16,7 +16,7 @@ from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
 from qkv.inspection.word_map import pca_2d_with_explained_variance
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import LearnedPositions, SinusoidalPositions
+from qkv.nn.positions import LearnedPositions, SinusoidalPositions
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 

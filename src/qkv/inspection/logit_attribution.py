@@ -20,7 +20,8 @@ from qkv.inspection.residual_stream import head_outputs
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import LayerNorm, RMSNorm, activate
+from qkv.nn import LayerNorm, RMSNorm
+from qkv.nn.feed_forward import activate
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 

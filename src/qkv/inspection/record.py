@@ -154,7 +154,7 @@ class ActivationRecord:
             pending["inputs"] = _detach_inputs_clone_keys_values(inputs)
 
         def keep_changed(tap: str, activation: Tensor) -> None:
-            if attention.scores.has_interventions or attention.weights.has_interventions:
+            if attention.scores.interventions or attention.weights.interventions:
                 changed[tap] = activation.detach()
 
         def finish(heads: Tensor) -> None:

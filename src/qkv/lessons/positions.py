@@ -10,8 +10,14 @@ from qkv.choices import SinusoidStyle
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_matrix, print_section, print_slide_error, print_table, print_text
 from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, PINK, RED, SKY, DrawFigure, Figure, style_and_label_axes
-from qkv.nn import ALiBi, ConcatenatedSinusoidalPositions, LearnedPositions, RotaryEmbedding, SinusoidalPositions
-from qkv.nn.positions import sinusoidal_encoding
+from qkv.nn.positions import (
+    ALiBi,
+    ConcatenatedSinusoidalPositions,
+    LearnedPositions,
+    RotaryEmbedding,
+    SinusoidalPositions,
+    sinusoidal_encoding,
+)
 from qkv.tensors import Positions
 
 B, E = SinusoidStyle.INTERLEAVED, SinusoidStyle.INTERLEAVED_FROM_ONE

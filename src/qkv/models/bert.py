@@ -9,7 +9,8 @@ from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.models.build import build_norm, build_unembedding
 from qkv.models.stack import Stack
-from qkv.nn import TokenEmbedding, activate, init_weights
+from qkv.nn import TokenEmbedding, init_weights
+from qkv.nn.feed_forward import activate
 from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 
@@ -64,27 +65,22 @@ class BERT(Stack):
 
         [CLS] is expected at the first position, so sequences must be padded on the right.
         """
-        if self.pooler is None:
-            raise ConfigError(_missing_head_message("pooler", "pooler=True"))
         activation = torch.tanh if self.config.pooler_activation is PoolerActivation.TANH else torch.relu
-        return activation(self.pooler(hidden_states[:, 0]))
+        return activation(_check_exists(self.pooler, "pooler=True")(hidden_states[:, 0]))
 
     def masked_lm_logits(self, hidden_states: Residual) -> Logits:
-        if self.masked_lm is None:
-            raise ConfigError(_missing_head_message("masked-LM head", "masked_lm_head=True"))
-        return self.masked_lm(hidden_states)
+        return _check_exists(self.masked_lm, "masked_lm_head=True")(hidden_states)
 
     def next_sentence_logits(self, hidden_states: Residual) -> Float[Tensor, "batch 2"]:
         """Return the next-sentence logits: index 0 if B follows A, and index 1 if B is a random sentence."""
-        if self.next_sentence is None:
-            raise ConfigError(_missing_head_message("next-sentence head", "next_sentence_head=True"))
-        return self.next_sentence(self.pooled_output(hidden_states))
+        return _check_exists(self.next_sentence, "next_sentence_head=True")(self.pooled_output(hidden_states))
 
     def class_logits(self, hidden_states: Residual) -> Float[Tensor, "batch class"]:
-        if self.classifier is None:
-            raise ConfigError(_missing_head_message("classification head", "n_classes"))
-        return self.classifier(self.dropout(self.pooled_output(hidden_states)))
+        classifier = _check_exists(self.classifier, "n_classes")
+        return classifier(self.dropout(self.pooled_output(hidden_states)))
 
 
-def _missing_head_message(head: str, setting: str) -> str:
-    return f"this BERT model has no {head}; set {setting} in its config"
+def _check_exists(head: nn.Module | None, setting: str) -> nn.Module:
+    if head is None:
+        raise ConfigError(f"this BERT model lacks the head that it needs here; set {setting} in its config")
+    return head

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from qkv import nn
 from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
+from qkv.nn import positions
 
 
 def build_norm(config: TransformerConfig) -> nn.LayerNorm | nn.RMSNorm:
@@ -54,15 +55,15 @@ def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: b
 
 def build_relative_positions(
     config: TransformerConfig, *, bidirectional: bool
-) -> nn.RotaryEmbedding | nn.ALiBi | nn.RelativeBias | None:
+) -> positions.RotaryEmbedding | positions.ALiBi | positions.RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            scaling = None if config.rope_scaling is None else nn.RopeScalingRule(**asdict(config.rope_scaling))
-            return nn.RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=scaling)
+            scaling = None if config.rope_scaling is None else positions.RopeScalingRule(**asdict(config.rope_scaling))
+            return positions.RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=scaling)
         case PositionKind.ALIBI:
-            return nn.ALiBi(config.n_heads)
+            return positions.ALiBi(config.n_heads)
         case PositionKind.RELATIVE:
-            return nn.RelativeBias(
+            return positions.RelativeBias(
                 config.n_heads,
                 n_buckets=config.relative_buckets,
                 max_distance=config.relative_max_distance,
@@ -77,11 +78,11 @@ def build_embedding(
 ) -> nn.InputEmbedding:
     match config.positions:
         case PositionKind.LEARNED:
-            position = nn.LearnedPositions(config.context_length, config.d_model, offset=config.position_offset)
+            position = positions.LearnedPositions(config.context_length, config.d_model, offset=config.position_offset)
         case PositionKind.SINUSOIDAL:
-            position = nn.SinusoidalPositions(style=config.sinusoid)
+            position = positions.SinusoidalPositions(style=config.sinusoid)
         case PositionKind.CONCATENATED:
-            position = nn.ConcatenatedSinusoidalPositions(config.d_model, style=config.sinusoid)
+            position = positions.ConcatenatedSinusoidalPositions(config.d_model, style=config.sinusoid)
         case _:
             position = None
     return nn.InputEmbedding(

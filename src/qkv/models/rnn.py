@@ -7,8 +7,9 @@ from torch import nn
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
 from qkv.models.stack import check_attention_mask, check_length, check_rows_multiple_of_sources
-from qkv.nn import Mask, Source, TokenEmbedding, Unembedding, check_ids_shape_dtype_range, init_weights
+from qkv.nn import Mask, Source, TokenEmbedding, Unembedding, init_weights
 from qkv.nn.cache import LayerSourceCache
+from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.nn.recurrent import AttentiveDecoder, BidirectionalRecurrentEncoder, State
 from qkv.tensors import Ids, Logits, SourceAttentionMask, SourceIds
 
@@ -41,19 +42,11 @@ class RNNSeq2Seq(nn.Module):
             dropout=config.dropout,
         )
         self.decoder = AttentiveDecoder(
-            d_model,
-            cell=config.cell,
-            n_layers=config.n_decoder_layers,
-            kind=config.attention,
-            dropout=config.dropout,
+            d_model, cell=config.cell, n_layers=config.n_decoder_layers, kind=config.attention, dropout=config.dropout
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.unembedding = Unembedding(
-            config.vocab_size,
-            d_model,
-            tied_to=self.embedding if config.tie_embeddings else None,
-            bias=True,
-        )
+        tied_to = self.embedding if config.tie_embeddings else None
+        self.unembedding = Unembedding(config.vocab_size, d_model, tied_to=tied_to, bias=True)
         init_weights(self, std=config.init_std, seed=seed)
 
     def forward(

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from qkv.config import TransformerConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError, ShapeError
 from qkv.models.build import build_blocks, build_embedding, build_head_config, build_norm, build_relative_positions
-from qkv.nn import KVCache, Mask, PatchProjection, Source, Tap, TokenEmbedding, check_ids_shape_dtype_range
-from qkv.nn.embedding import check_patches_shape_and_dtype
+from qkv.nn import KVCache, Mask, PatchProjection, Source, Tap, TokenEmbedding
+from qkv.nn.embedding import check_ids_shape_dtype_range, check_patches_shape_and_dtype
 from qkv.tensors import AttentionMask, Ids, Patches, Positions, Residual
 
 
@@ -68,14 +68,9 @@ class Stack(nn.Module):
             documents=documents,
             cache=cache,
         )
-        x = self.blocks(
-            self.embedding(ids, positions, segments),
-            positions=positions,
-            relative_positions=self.relative_positions,
-            mask=mask,
-            cache=cache,
-            source=source,
-        )
+        x = self.embedding(ids, positions, segments)
+        relative = self.relative_positions
+        x = self.blocks(x, positions=positions, relative_positions=relative, mask=mask, cache=cache, source=source)
         return self.last_hidden_state(self.final_norm(x))
 
     def new_cache(self, *, batch: int, capacity: int | None = None, growth_step: int | None = None) -> KVCache:
@@ -138,18 +133,13 @@ def check_attention_mask(attention_mask: Tensor | None, ids: Ids | Patches) -> N
     """
     check_matches_ids("attention_mask", attention_mask, ids)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise InputError(
-            f"attention_mask must have dtype torch.bool (True for real tokens), got {attention_mask.dtype}"
-        )
+        raise InputError(f"attention_mask must have dtype torch.bool (True = real token), got {attention_mask.dtype}")
 
 
 def check_rows_multiple_of_sources(ids: Ids, source: Source) -> None:
     n_rows, n_sources = ids.shape[0], source.states.shape[0]
     if n_rows % n_sources:
-        raise ShapeError(
-            f"the number of rows of ids must be a multiple of the number of sources, "
-            f"got {n_rows} rows and {n_sources} sources"
-        )
+        raise ShapeError(f"the rows of ids must be a multiple of the sources, got {n_rows} and {n_sources}")
 
 
 def build_mask(

@@ -3,49 +3,31 @@
 from qkv.nn.attention import Attention, AttentionInputs, HeadConfig, scaled_dot_product_attention, use_attention_kernel
 from qkv.nn.block import Block, Blocks, Source
 from qkv.nn.cache import KVCache
-from qkv.nn.embedding import InputEmbedding, PatchProjection, TokenEmbedding, Unembedding, check_ids_shape_dtype_range
-from qkv.nn.feed_forward import FeedForward, activate
+from qkv.nn.embedding import InputEmbedding, PatchProjection, TokenEmbedding, Unembedding
+from qkv.nn.feed_forward import FeedForward
 from qkv.nn.init import init_weights
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
-from qkv.nn.positions import (
-    ALiBi,
-    ConcatenatedSinusoidalPositions,
-    LearnedPositions,
-    RelativeBias,
-    RopeScalingRule,
-    RotaryEmbedding,
-    SinusoidalPositions,
-)
 from qkv.nn.tap import Tap
 
 __all__ = [
     "CAUSAL",
-    "ALiBi",
     "Attention",
     "AttentionInputs",
     "Block",
     "Blocks",
-    "ConcatenatedSinusoidalPositions",
     "FeedForward",
     "HeadConfig",
     "InputEmbedding",
     "KVCache",
     "LayerNorm",
-    "LearnedPositions",
     "Mask",
     "PatchProjection",
     "RMSNorm",
-    "RelativeBias",
-    "RopeScalingRule",
-    "RotaryEmbedding",
-    "SinusoidalPositions",
     "Source",
     "Tap",
     "TokenEmbedding",
     "Unembedding",
-    "activate",
-    "check_ids_shape_dtype_range",
     "init_weights",
     "make_norm",
     "scaled_dot_product_attention",

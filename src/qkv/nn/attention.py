@@ -20,16 +20,7 @@ from qkv.nn.cache import LayerCache, LayerSourceCache
 from qkv.nn.mask import Mask
 from qkv.nn.positions import PositionInfo
 from qkv.nn.tap import Tap
-from qkv.tensors import (
-    AttentionWeights,
-    HeadOutputs,
-    Keys,
-    Queries,
-    Residual,
-    ScoreBias,
-    Scores,
-    Values,
-)
+from qkv.tensors import AttentionWeights, HeadOutputs, Keys, Queries, Residual, ScoreBias, Scores, Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +151,13 @@ class HeadConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.n_heads % self.n_kv_heads:
-            raise ConfigError(
-                f"n_heads must be a multiple of n_kv_heads, got n_heads={self.n_heads} and n_kv_heads={self.n_kv_heads}"
-            )
+            raise ConfigError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
 
     @classmethod
     def split(cls, d_model: int, n_heads: int) -> "HeadConfig":
         """Create the usual layout of `n_heads` heads, each of width d_model / n_heads."""
         if n_heads < 1 or d_model % n_heads:
-            raise ConfigError(f"d_model must be a multiple of n_heads, got d_model={d_model} and n_heads={n_heads}")
+            raise ConfigError(f"d_model={d_model} must be a multiple of n_heads={n_heads}")
         width = d_model // n_heads
         return cls(n_heads=n_heads, n_kv_heads=n_heads, d_head=width, d_value=width)
 
@@ -200,10 +189,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if not output_projection and head_config.d_combined != d_model:
-            raise ConfigError(
-                f"output_projection=False requires the combined width of the heads to equal d_model={d_model}, "
-                f"got {head_config.d_combined}"
-            )
+            width = head_config.d_combined
+            raise ConfigError(f"without output_projection, the heads must be d_model={d_model} wide, got {width}")
         self.d_model = d_model
         self.head_config = head_config
         # A dot product of d_head independent terms has a standard deviation of √d_head. Dividing by √d_head prevents
@@ -268,7 +255,7 @@ class Attention(nn.Module):
 
     def _attend(self, inputs: AttentionInputs) -> HeadOutputs:
         # The fused kernel never stores scores and weights, so observing or changing them requires the explicit steps.
-        needs_weights = any(tap.has_interventions or tap.has_observers for tap in (self.scores, self.weights))
+        needs_weights = any(tap.interventions or tap.observers for tap in (self.scores, self.weights))
         dropout = self.dropout if self.training else 0.0
         if self.kernel is AttentionKernel.FUSED and not needs_weights:
             return fused_attention(inputs, dropout=dropout)
@@ -294,10 +281,8 @@ class Attention(nn.Module):
     def _check_inputs(self, x: Tensor, source: Tensor | None) -> None:
         for name, tensor in (("x", x), ("source", x if source is None else source)):
             if tensor.shape[-1] != self.d_model or tensor.shape[1] == 0:
-                shape = tuple(tensor.shape)
-                raise ShapeError(
-                    f"{name} has shape {shape}, expected (batch, at least 1 position, d_model={self.d_model})"
-                )
+                expected = f"(batch, at least 1 position, d_model={self.d_model})"
+                raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {expected}")
         if source is not None and x.shape[0] % source.shape[0]:
             raise ShapeError(f"the rows of x must be a multiple of the sources, got {x.shape[0]} and {source.shape[0]}")
 

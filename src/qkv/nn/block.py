@@ -86,10 +86,7 @@ class Block(nn.Module):
         source: Source | None = None,
     ) -> Residual:
         if (self.cross_attention is None) != (source is None):
-            raise ConfigError(
-                f"the block has {'no ' if self.cross_attention is None else ''}cross-attention, "
-                f"but {'no' if source is None else 'a'} source was passed"
-            )
+            raise ConfigError("a block with cross-attention requires a source, and one without it accepts none")
         self_cache, source_cache = cache if cache is not None else (None, None)
         attend = partial(self.attention, mask=mask, position_info=position_info, cache=self_cache)
         x = self.resid_pre(x)
@@ -134,9 +131,8 @@ class Blocks(nn.ModuleList):
             key_positions = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
             position_info = relative_positions(positions, key_positions, x.dtype)
         source = None if source is None else source.materialize_mask()
-        layer_caches = None if cache is None else list(zip(cache.layers, cache.sources, strict=True))
-        for i, block in enumerate(self):
-            layer_cache = None if layer_caches is None else layer_caches[i]
+        layer_caches = [None] * len(self) if cache is None else list(zip(cache.layers, cache.sources, strict=True))
+        for block, layer_cache in zip(self, layer_caches, strict=True):
             run = partial(block, mask=mask, position_info=position_info, cache=layer_cache, source=source)
             recomputes = self.activation_checkpointing and torch.is_grad_enabled()
             x = checkpoint(run, x, use_reentrant=False) if recomputes else run(x)

@@ -74,10 +74,8 @@ class LayerCache:
         for name, cached, new in (("keys", self.keys, keys), ("values", self.values, values)):
             # Without this check, a single head would silently be broadcast to all heads of the cache.
             if (cached.shape[1], cached.shape[3]) != (new.shape[1], new.shape[3]):
-                raise KVCacheError(
-                    f"the cache holds {name} of {cached.shape[1]} heads of width {cached.shape[3]}, "
-                    f"but the layer produced {new.shape[1]} heads of width {new.shape[3]}"
-                )
+                shapes = f"{tuple(new.shape)} to a cache of shape {tuple(cached.shape)}"
+                raise KVCacheError(f"cannot write {name} of shape {shapes}: heads or widths differ")
             slots.write(cached, new)
         return self.keys[:, :, :n], self.values[:, :, :n]
 
@@ -239,10 +237,8 @@ class KVCache:
             if previous is not None and previous is not states and previous.shape == states.shape:
                 is_other = can_read_values(states) and not torch.equal(previous, states)
             if is_other:
-                raise KVCacheError(
-                    f"the cache was filled from a different source (of shape {cached[0].shape[0]} × "
-                    f"{cached[0].shape[2]}) than the one passed now ({states.shape[0]} × {states.shape[1]})"
-                )
+                shapes = f"{cached[0].shape[0]} × {cached[0].shape[2]}, now {states.shape[0]} × {states.shape[1]}"
+                raise KVCacheError(f"the cache was filled from a different source (then of shape {shapes})")
         self._source_states = states
 
     def reorder(

@@ -50,14 +50,9 @@ class Mask:
     @property
     def is_causal_only(self) -> bool:
         """Whether causality is the only rule, in which case a kernel can apply it without a dense mask."""
-        return (
-            self.causal
-            and self.sliding_window is None
-            and self.key_padding_mask is None
-            and self.documents is None
-            and self.query_positions is None
-            and self.key_positions is None
-        )
+        positions = (self.query_positions, self.key_positions)
+        other_rules = (self.sliding_window, self.key_padding_mask, self.documents, *positions)
+        return self.causal and all(rule is None for rule in other_rules)
 
     def materialize_if_kernel_needs_it(self, n_queries: int, n_keys: int, device: torch.device) -> Self:
         """Return the mask with `dense` computed, unless it is a square causal mask, which kernels apply directly."""

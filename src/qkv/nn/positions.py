@@ -141,9 +141,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         if d_head % 2:
             raise ConfigError(f"rotary positions require an even d_head, got d_head={d_head}")
-        self.d_head = d_head
-        self.theta = theta
-        self.scaling = scaling
+        self.d_head, self.theta, self.scaling = d_head, theta, scaling
 
     def forward(
         self,
@@ -199,8 +197,7 @@ class RelativeBias(nn.Module):
 
     def __init__(self, n_heads: int, *, n_buckets: int, max_distance: int, bidirectional: bool) -> None:
         super().__init__()
-        self.max_distance = max_distance
-        self.bidirectional = bidirectional
+        self.max_distance, self.bidirectional = max_distance, bidirectional
         self.table = nn.Embedding(n_buckets, n_heads)
 
     def forward(

@@ -124,11 +124,8 @@ class StateAttention(nn.Module):
         # Beams of the same source are folded into the query axis, as in `Attention`.
         beams_per_source = queries.shape[0] // encoder_states.shape[0]
         folded = queries.reshape(encoder_states.shape[0], beams_per_source * queries.shape[1], -1)
-        keys = (
-            self._keys_values(encoder_states)[0]
-            if cache is None
-            else cache.get_or_compute(lambda: self._keys_values(encoder_states))[0]
-        )
+        source_cache = LayerSourceCache() if cache is None else cache
+        keys, _ = source_cache.get_or_compute(lambda: self._keys_values(encoder_states))
         scores = self._compute_scores(folded, keys)
         if mask is not None:
             visible = mask.to_dense(scores.shape[-2], scores.shape[-1], scores.device)

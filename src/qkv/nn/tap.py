@@ -15,40 +15,28 @@ class Tap(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._observers: list[Callable[[Any], None]] = []
-        self._optional_observers: list[Callable[[Any], None]] = []
-        self._interventions: list[Callable[[Any], Any]] = []
-
-    @property
-    def has_interventions(self) -> bool:
-        return bool(self._interventions)
-
-    @property
-    def has_observers(self) -> bool:
-        return bool(self._observers)
-
-    @property
-    def is_in_use(self) -> bool:
-        return bool(self._interventions or self._observers or self._optional_observers)
+        self.observers: list[Callable[[Any], None]] = []
+        self.optional_observers: list[Callable[[Any], None]] = []
+        self.interventions: list[Callable[[Any], Any]] = []
 
     def observe(self, observer: Callable[[Any], None]) -> Callable[[], None]:
         """Call `observer` with every value after all interventions. Returns a function that removes the observer."""
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer)
+        self.observers.append(observer)
+        return lambda: self.observers.remove(observer)
 
     def observe_if_computed(self, observer: Callable[[Any], None]) -> Callable[[], None]:
         """Call `observer` as in `observe`, but without forcing the model to compute this value."""
-        self._optional_observers.append(observer)
-        return lambda: self._optional_observers.remove(observer)
+        self.optional_observers.append(observer)
+        return lambda: self.optional_observers.remove(observer)
 
     def intervene(self, intervention: Callable[[Any], Any]) -> Callable[[], None]:
         """Replace every value with the result of `intervention`. Returns a function that removes the intervention."""
-        self._interventions.append(intervention)
-        return lambda: self._interventions.remove(intervention)
+        self.interventions.append(intervention)
+        return lambda: self.interventions.remove(intervention)
 
     def forward(self, value: Any) -> Any:  # noqa: ANN401 - an identity accepts any type
-        for intervention in self._interventions:
+        for intervention in self.interventions:
             value = intervention(value)
-        for observer in (*self._observers, *self._optional_observers):
+        for observer in (*self.observers, *self.optional_observers):
             observer(value)
         return value

@@ -13,7 +13,7 @@ from qkv.engines import decode_engine
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import FinishReason, Hypothesis
 from qkv.generation import translate as translate_ids
-from qkv.generation.stop_conditions import truncate_repetition
+from qkv.generation.sequence import truncate_repetition
 from qkv.inspection.alignment import CrossAttention, compute_cross_attention
 from qkv.inspection.short_repr import ShortRepr
 from qkv.models import RNNSeq2Seq, Seq2Seq

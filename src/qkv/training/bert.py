@@ -16,7 +16,7 @@ from qkv.data.sentence_store import SentenceStore, prepare_sentence_store
 from qkv.data.text_sources import ProgressCallback
 from qkv.errors import ConfigError
 from qkv.models import BERT, Model
-from qkv.nn import check_ids_shape_dtype_range
+from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
 from qkv.training.evaluation import EvaluationResult, evaluate

@@ -14,7 +14,7 @@ from qkv.data import TokenSource
 from qkv.data.token_batches import EvalTokenBatches, TokenBatch, TokenBatches
 from qkv.engines import find_fused_loss
 from qkv.models import GPT, Model
-from qkv.nn import check_ids_shape_dtype_range
+from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.text import Tokenizer
 from qkv.training.family import ProgressBars, TrainingData
 from qkv.training.losses import chunked_loss_sum

@@ -19,7 +19,8 @@ from qkv.engines import decode_engine
 from qkv.errors import ConfigError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import Block, check_ids_shape_dtype_range
+from qkv.nn import Block
+from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
 from qkv.text.translation_metrics import score_translations

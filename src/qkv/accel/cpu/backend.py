@@ -25,7 +25,7 @@ from qkv.generation.decode_engine import (
     eager_engine,
 )
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import ConcatenatedSinusoidalPositions
+from qkv.nn.positions import ConcatenatedSinusoidalPositions
 
 SUPPORTED_LINEARS = (nn.Linear, Int8Linear)
 

@@ -19,7 +19,8 @@ from qkv.choices import BackendName, NormPosition
 from qkv.config import TrainingConfig
 from qkv.generation.decode_engine import DecodeEngine, eager_engine
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import Block, ConcatenatedSinusoidalPositions, RotaryEmbedding
+from qkv.nn import Block
+from qkv.nn.positions import ConcatenatedSinusoidalPositions, RotaryEmbedding
 
 
 @dataclass(frozen=True, eq=False)

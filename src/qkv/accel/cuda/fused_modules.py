@@ -23,21 +23,16 @@ from qkv.accel.cuda.materialize import materialize_under_compile
 from qkv.accel.support import has_hooks_or_is_active_tap
 from qkv.accel.swap import SublayerFunction, share_attributes
 from qkv.choices import Activation, NormPosition
-from qkv.nn import (
-    Attention,
-    Block,
+from qkv.nn import Attention, Block, FeedForward, LayerNorm, RMSNorm, Tap, Unembedding
+from qkv.nn.embedding import InputEmbedding
+from qkv.nn.feed_forward import activate
+from qkv.nn.positions import (
     ConcatenatedSinusoidalPositions,
-    FeedForward,
-    LayerNorm,
-    RMSNorm,
+    PositionInfo,
     RotaryEmbedding,
     SinusoidalPositions,
-    Tap,
-    Unembedding,
-    activate,
+    sinusoidal_encoding,
 )
-from qkv.nn.embedding import InputEmbedding
-from qkv.nn.positions import PositionInfo, sinusoidal_encoding
 from qkv.tensors import Ids, KeyPositions, Keys, Patches, Positions, Queries, QueryPositions, Residual, Values
 
 MIN_TOKENS_FOR_FUSED_QKV = 1024
