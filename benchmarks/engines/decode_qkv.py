@@ -5,9 +5,8 @@ from typing import Any
 import qkv
 from benchmarks.engines.decode_workload import GenerateFunction, Workload, serve_decoding
 from qkv.config import SamplingConfig
-from qkv.engines import decode_engine
+from qkv.engines import decode_engine, quantize_linears_to_int8
 from qkv.generation import generate
-from qkv.weights.int8_storage import quantize_linears_to_int8
 
 
 def build(workload: Workload, options: dict[str, Any]) -> tuple[GenerateFunction, dict[str, str]]:

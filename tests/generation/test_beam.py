@@ -13,9 +13,9 @@ from qkv.generation import (
     FinishReason,
     GPTDecodeEngine,
     LengthLimit,
-    Seq2SeqDecoder,
     beam_generate,
     beam_search,
+    eager_engine,
     generate,
 )
 from tests.agreement.model_strategies import build_random_model
@@ -132,7 +132,7 @@ def test_a_cache_that_is_not_reordered_gives_wrong_scores():
 
     def max_score_error(decoder_class):
         with torch.inference_mode():
-            decoder = decoder_class(model, batch=1, capacity=11)
+            decoder = decoder_class(model, model.new_cache(batch=1, capacity=11))
             logits = decoder.prefill([prompt])
         (hypotheses,) = beam_search(decoder, logits, limits, beam=beam)
         log_ps = [
@@ -150,8 +150,14 @@ class ScriptedDecoder:
     def __init__(self, *tables):
         self._tables = iter(tables)
 
-    def step(self, ids):  # noqa: ARG002
+    def prefill(self, prompts, *, sources=None):
+        raise NotImplementedError
+
+    def decode(self, ids):  # noqa: ARG002
         return torch.tensor(next(self._tables)).log()
+
+    def close(self):
+        pass
 
     def reorder(self, rows, *, sequences=None, common_prefix=0):
         pass
@@ -181,10 +187,11 @@ def test_beam_search_with_an_encoder_decoder_equals_brute_force(seed, length_pen
     model = build_random_model(config, seed)
     lengths = [5, 2, 3]
     source_ids = torch.randint(0, 19, (3, 5), generator=torch.Generator().manual_seed(seed))
-    attention_mask = torch.arange(5) < torch.tensor(lengths)[:, None]
     with torch.inference_mode():
-        decoder = Seq2SeqDecoder(model, model.encode(source_ids, attention_mask=attention_mask), capacity=5)
-        logits = decoder.step(torch.tensor([0, 0, 0]))
+        decoder = eager_engine(model, batch=3, capacity=5)
+        logits = decoder.prefill(
+            [[0]] * 3, sources=[ids[:n] for ids, n in zip(source_ids.tolist(), lengths, strict=True)]
+        )
     limits = [
         LengthLimit(3, FinishReason.LENGTH),
         LengthLimit(1, FinishReason.LENGTH),

@@ -1,5 +1,6 @@
 """Translation of token ids equals the reference implementation, for Transformers and RNNs."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -7,19 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.accel.cpu.prepacked_weights import PrepackedWeights, prepack_weights
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.choices import CellKind, RNNAttentionScore
 from qkv.config import BeamConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
+from qkv.engines import decode_engine
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import (
     FinishReason,
     GeneratedSequence,
     LengthLimit,
-    RNNDecoder,
-    Seq2SeqDecoder,
+    RNNDecodeEngine,
+    Seq2SeqDecodeEngine,
     beam_search,
     decode_steps,
-    encode_sources,
+    eager_engine,
     greedy_translate_without_cache,
 )
 from qkv.generation import translate as translate_ids
@@ -43,12 +45,21 @@ def small_translator(kind, seed, vocab_size=VOCAB_SIZE):
     return build_random_model(RNNConfig(**sizes, **layers, d_model=10), seed)
 
 
-def translate_all(model, source_ids, *, max_new=9, n_beams=3, constraints=(), **beam_options):
+def translate_all(
+    model, source_ids, *, max_new=9, n_beams=3, constraints=(), create_engine=eager_engine, **beam_options
+):
     limits = [max_new] * len(source_ids)
     beam = BeamConfig(n_beams=n_beams, n_best=n_beams, **beam_options)
     return translate_ids(
-        model, source_ids, start_id=START_ID, max_new=limits, stop_ids=STOP_IDS, beam=beam, constraints=constraints
-    )  # fmt: skip
+        model,
+        source_ids,
+        start_id=START_ID,
+        max_new=limits,
+        stop_ids=STOP_IDS,
+        beam=beam,
+        constraints=constraints,
+        create_engine=create_engine,
+    )
 
 
 @torch.no_grad()
@@ -61,9 +72,9 @@ def score_with_full_pass(model, source, ids):
 @given(kinds, st.integers(0, 99), st.lists(sources, min_size=1, max_size=4))
 def test_one_beam_equals_greedy_decoding_and_the_reference(kind, seed, source_batch):
     model = small_translator(kind, seed)
-    decoder = encode_sources(model, source_batch, capacity=9)
+    decoder = eager_engine(model, batch=len(source_batch), capacity=9)
     with torch.inference_mode():
-        logits = decoder.step(torch.full((len(source_batch),), START_ID))
+        logits = decoder.prefill([[START_ID]] * len(source_batch), sources=source_batch)
     sequences = [GeneratedSequence([START_ID], LengthLimit(9, FinishReason.LENGTH)) for _ in source_batch]
     for _ in decode_steps(decoder, logits, sequences, sampling=SamplingConfig(temperature=0), stop_ids=STOP_IDS):
         pass
@@ -108,7 +119,7 @@ def test_a_batch_equals_each_source_separately_with_scores_of_a_full_pass(kind, 
             assert hypothesis.score == pytest.approx(sum(log_ps) / len(log_ps))
 
 
-class NoReorder(Seq2SeqDecoder):
+class NoReorder(Seq2SeqDecodeEngine):
     """Planted bug: beams are reordered, but their cache is not."""
 
     def reorder(self, rows, *, sequences=None, common_prefix=0):
@@ -116,7 +127,7 @@ class NoReorder(Seq2SeqDecoder):
             super().reorder(rows, sequences=sequences, common_prefix=common_prefix)
 
 
-class NoReorderRNN(RNNDecoder):
+class NoReorderRNN(RNNDecodeEngine):
     def reorder(self, rows, *, sequences=None, common_prefix=0):
         if len(rows) > self._state[0].shape[1]:
             super().reorder(rows, sequences=sequences, common_prefix=common_prefix)
@@ -128,12 +139,12 @@ def test_beams_that_are_not_reordered_give_wrong_scores(kind):
 
     def max_score_error(is_broken):
         with torch.inference_mode():
-            encoded = model.encode(torch.tensor([source]))
             if kind == "transformer":
-                decoder = (NoReorder if is_broken else Seq2SeqDecoder)(model, encoded, capacity=9)
+                cache = model.new_cache(batch=1, capacity=9)
+                decoder = (NoReorder if is_broken else Seq2SeqDecodeEngine)(model, cache)
             else:
-                decoder = (NoReorderRNN if is_broken else RNNDecoder)(model, encoded)
-            logits = decoder.step(torch.tensor([START_ID]))
+                decoder = (NoReorderRNN if is_broken else RNNDecodeEngine)(model)
+            logits = decoder.prefill([[START_ID]], sources=[source])
         beam = BeamConfig(n_beams=4, n_best=4)
         (hypotheses,) = beam_search(
             decoder, logits, [LengthLimit(8, FinishReason.LENGTH)], beam=beam, stop_ids=STOP_IDS
@@ -236,25 +247,25 @@ def test_an_output_that_fills_the_context_has_the_finish_reason_context():
 
 
 @pytest.mark.parametrize("kind", ["transformer", "general"])
-def test_prepacked_weights_only_change_rounding_and_are_removed_afterwards(kind):
+def test_the_cpu_backend_only_changes_rounding_and_restores_the_modules(kind):
     model, source_batch = small_translator(kind, 5).float(), [[3, 4, 5], [6, 7], [8]]
-    is_overridden = []
-    model.unembedding.logits.observe(lambda _: is_overridden.append("forward" in model.unembedding.__dict__))
-    for source, hypotheses in zip(source_batch, translate_all(model, source_batch), strict=True):
+    create_engine = partial(decode_engine, backend="cpu")
+    modules = dict(model.named_modules())
+    for source, hypotheses in zip(
+        source_batch, translate_all(model, source_batch, create_engine=create_engine), strict=True
+    ):
         for hypothesis in hypotheses:
             assert hypothesis.log_probabilities == pytest.approx(
                 score_with_full_pass(model, source, hypothesis.ids), abs=1e-4
             )
-    assert is_overridden[0] == torch.backends.mkldnn.is_available()
-    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert dict(model.named_modules()) == modules
     with pytest.raises(InputError, match=r"\b4 tokens.*\b3 tokens"):
-        translate_all(model, [[3]], max_new=3, constraints=[[(4, 5), (6, 7)]])
-    assert not any("forward" in module.__dict__ for module in model.modules())
+        translate_all(model, [[3]], max_new=3, constraints=[[(4, 5), (6, 7)]], create_engine=create_engine)
+    assert dict(model.named_modules()) == modules
 
 
 def test_changed_weights_are_repacked():
     model = small_translator("transformer", 5).float()
-    prepacked = prepack_weights(model)
     for _ in range(2):
         ((hypothesis, *_),) = translate_ids(
             model,
@@ -262,7 +273,7 @@ def test_changed_weights_are_repacked():
             start_id=START_ID,
             max_new=[5],
             stop_ids=STOP_IDS,
-            prepacked=prepacked,
+            create_engine=partial(decode_engine, backend="cpu"),
             beam=BeamConfig(n_beams=2),
         )
         assert hypothesis.log_probabilities == pytest.approx(
@@ -275,7 +286,7 @@ def test_changed_weights_are_repacked():
 
 def test_new_weights_at_a_reused_address_are_repacked():
     linear = torch.nn.Linear(71, 113)
-    prepacked = PrepackedWeights(linear)
+    prepacked = PrepackedWeights()
     x = torch.ones(3, 71)
     for step in range(20):
         for value in (-1.0, float(step)):  # an address freed in hypothesis iteration is reused in the next

@@ -45,7 +45,7 @@ from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.optimizer import build_optimizers, load_optimizer_state
 from qkv.training.schedule import learning_rate
 from qkv.training.step import accumulate_gradients
-from qkv.weights.int8_storage import INT8_MAX, _quantize_rows
+from qkv.weights.int8_storage import INT8_MAX, quantize_rows
 from qkv.weights.rotary_layout import interleaved_to_halves
 from qkv.weights.state_dict import _LoadTarget
 from tests.planted_bugs.patching import replace_everywhere
@@ -442,7 +442,7 @@ def int8_rows_share_one_scale():
         scale = matrix.abs().max() / INT8_MAX
         return (matrix / scale).round().to(torch.int8), scale.expand(len(matrix)).clone()
 
-    replace_everywhere(_quantize_rows, wrong)
+    replace_everywhere(quantize_rows, wrong)
     return test
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.config import RNNConfig, Seq2SeqConfig
-from qkv.generation.decoder import right_pad_sequences
+from qkv.generation.decode_engine import right_pad_sequences
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
