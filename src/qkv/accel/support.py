@@ -5,7 +5,29 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from qkv.choices import AttentionKernel, HeadCombination
-from qkv.nn import Attention, FeedForward, Tap
+from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
+from qkv.models.bert import MaskedLMHead
+from qkv.models.stack import Stack
+from qkv.nn import Attention, Block, Blocks, FeedForward, LayerNorm, RMSNorm, Tap, TokenEmbedding, Unembedding
+from qkv.nn.embedding import InputEmbedding, PatchProjection
+from qkv.nn.positions import (
+    ALiBi,
+    ConcatenatedSinusoidalPositions,
+    LearnedPositions,
+    RelativeBias,
+    RotaryEmbedding,
+    SinusoidalPositions,
+)
+
+KNOWN_MODULES = frozenset(
+    {
+        *(GPT, BERT, MaskedLMHead, Seq2Seq, RNNSeq2Seq, Stack),
+        *(Blocks, Block, Attention, FeedForward, LayerNorm, RMSNorm, Tap),
+        *(InputEmbedding, TokenEmbedding, PatchProjection, Unembedding),
+        *(LearnedPositions, SinusoidalPositions, ConcatenatedSinusoidalPositions, RotaryEmbedding, ALiBi, RelativeBias),
+    }
+)
+"""Modules whose `forward` the engines reimplement. The engines reject all others, for example a new kind of norm."""
 
 
 def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
@@ -23,11 +45,13 @@ def reason_modules_are_unsupported(
 ) -> str | None:
     """Return why an engine that replaces the forward pass of all modules below `roots` cannot do so, or `None`.
 
-    Such an engine requires standard attention layers, linear layers of the given types (`None` allows all types), and
-    neither hooks nor taps in use. `roots` contains a name and a module each.
+    Such an engine requires known modules, standard attention layers, linear layers of the given types (`None` allows
+    all types), and neither hooks nor taps in use. `roots` contains a name and a module each.
     """
     for root_name, root in roots:
         for name, module in root.named_modules(prefix=root_name):
+            if not _is_known(module):
+                return f"{name} is a {type(module).__name__}, which only the eager implementation supports"
             if has_hooks_or_is_active_tap(module):
                 return f"{name} has a hook" if not isinstance(module, Tap) else f"{name} is being recorded or changed"
             linears: list[tuple[str, nn.Module | None]] = []
@@ -43,6 +67,11 @@ def reason_modules_are_unsupported(
                 if linear is not None and linear_types is not None and type(linear) not in linear_types:
                     return f"{name}.{part} is a {type(linear).__name__}"
     return None
+
+
+def _is_known(module: nn.Module) -> bool:
+    # Modules of torch and of `accel` itself are checked by their users, which accept only certain linear layers.
+    return type(module) in KNOWN_MODULES or type(module).__module__.startswith(("torch.", "qkv.accel."))
 
 
 def tensor_version(tensor: Tensor) -> tuple[int, int]:

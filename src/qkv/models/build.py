@@ -6,9 +6,10 @@ from qkv import nn
 from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
 from qkv.nn import positions
+from qkv.nn.norm import Norm
 
 
-def build_norm(config: TransformerConfig) -> nn.LayerNorm | nn.RMSNorm:
+def build_norm(config: TransformerConfig) -> Norm:
     return nn.make_norm(config.norm, config.d_model, eps=config.norm_eps, bias=config.norm_bias)
 
 

@@ -15,7 +15,7 @@ from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.mask import Mask
-from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.norm import Norm
 from qkv.nn.positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
 from qkv.nn.tap import Tap
 from qkv.tensors import Positions, Residual
@@ -57,7 +57,7 @@ class Block(nn.Module):
         *,
         attention: Attention,
         feed_forward: FeedForward,
-        norms: list[LayerNorm | RMSNorm],
+        norms: list[Norm],
         norm_position: NormPosition,
         cross_attention: Attention | None = None,
         dropout: float = 0.0,

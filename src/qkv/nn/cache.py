@@ -73,9 +73,9 @@ class LayerCache:
             raise KVCacheError("no cache slots are reserved; call KVCache.reserve once per forward pass")
         for name, cached, new in (("keys", self.keys, keys), ("values", self.values, values)):
             # Without this check, a single head would silently be broadcast to all heads of the cache.
-            if (cached.shape[1], cached.shape[3]) != (new.shape[1], new.shape[3]):
-                shapes = f"{tuple(new.shape)} to a cache of shape {tuple(cached.shape)}"
-                raise KVCacheError(f"cannot write {name} of shape {shapes}: heads or widths differ")
+            expected, got = (cached.shape[1], cached.shape[3]), (new.shape[1], new.shape[3])
+            if expected != got:
+                raise KVCacheError(f"the cache holds {name} of (heads, width) {expected}, but the layer produced {got}")
             slots.write(cached, new)
         return self.keys[:, :, :n], self.values[:, :, :n]
 

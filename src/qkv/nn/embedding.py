@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.norm import Norm
 from qkv.nn.positions import ConcatenatedSinusoidalPositions, LearnedPositions, SinusoidalPositions
 from qkv.nn.tap import Tap
 from qkv.tensors import Ids, Logits, Patches, Positions, Residual
@@ -73,7 +73,7 @@ class InputEmbedding(nn.Module):
         position: LearnedPositions | SinusoidalPositions | ConcatenatedSinusoidalPositions | None,
         n_segments: int | None = None,
         scale: float = 1.0,
-        norm: LayerNorm | RMSNorm | None = None,
+        norm: Norm | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -33,7 +33,10 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def make_norm(kind: NormKind, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> LayerNorm | RMSNorm:
+Norm = LayerNorm | RMSNorm
+
+
+def make_norm(kind: NormKind, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> Norm:
     match kind:
         case NormKind.LAYER:
             return LayerNorm(d_model, eps=eps, bias=bias)

@@ -124,7 +124,7 @@ class FusedBlock(Block):
             and x.dtype is torch.bfloat16
             and not has_hooks_or_is_active_tap(norm)
         )
-        if not (can_fuse and isinstance(norm, LayerNorm | RMSNorm)):
+        if not (can_fuse and type(norm) in (LayerNorm, RMSNorm)):
             return super().add_sublayer(x, norm, sublayer, tap)
         x, normed = residual_and_bf16_norm_fused_backward(x, norm)
         return x + self.dropout(tap(sublayer(normed)))
