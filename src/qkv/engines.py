@@ -68,7 +68,8 @@ class EncodeEngine(Protocol):
 class Backend(Protocol):
     """An implementation of the forward passes of some models."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def supports(self, model: Model) -> str | None:
         """Return `None` if the backend can run the model in its present state, and otherwise the reason."""

@@ -22,8 +22,8 @@ from qkv.tensors import Logits
 class OneDNNLinear(nn.Linear):
     """Linear layer that multiplies with oneDNN. The results differ from those of `nn.Linear` only by rounding."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return onednn_linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return onednn_linear(input, self.weight, self.bias)
 
 
 class OneDNNUnembedding(Unembedding):

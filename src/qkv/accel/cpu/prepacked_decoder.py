@@ -15,8 +15,8 @@ class PrepackedLinear(nn.Linear):
     __slots__ = ("prepacked",)
     prepacked: PrepackedWeights
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.prepacked.packed_linear(self)(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return self.prepacked.packed_linear(self)(input.flatten(0, -2)).unflatten(0, input.shape[:-1])
 
 
 class PrepackedUnembedding(Unembedding):

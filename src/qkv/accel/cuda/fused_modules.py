@@ -6,6 +6,7 @@ the input, on torch.compile and on autocast.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -124,9 +125,9 @@ class FusedBlock(Block):
             and x.dtype is torch.bfloat16
             and not has_hooks_or_is_active_tap(norm)
         )
-        if not (can_fuse and type(norm) in (LayerNorm, RMSNorm)):
+        if not can_fuse or type(norm) not in (LayerNorm, RMSNorm):
             return super().add_sublayer(x, norm, sublayer, tap)
-        x, normed = residual_and_bf16_norm_fused_backward(x, norm)
+        x, normed = residual_and_bf16_norm_fused_backward(x, cast("LayerNorm | RMSNorm", norm))
         return x + self.dropout(tap(sublayer(normed)))
 
 
