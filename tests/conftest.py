@@ -1,11 +1,16 @@
-"""Settings for all tests: fixed seeds, hypothesis profile and number of threads."""
+"""Settings for all tests: fixed seeds, hypothesis profile, number of threads, and the device that kernels run on."""
 
 import os
 import signal
+from importlib.util import find_spec
 
 import hypothesis
 import pytest
 import torch
+
+# Without a GPU, Triton kernels run in Triton's interpreter. The variable must be set before Triton is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Derandomized, so that results are reproducible. There are no deadlines and no checks of the generation time, so that
 # results do not depend on the speed of the machine.
@@ -20,8 +25,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("qkv")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects the tests by their marks
 def pytest_collection_modifyitems(items):
-    """Set the number of examples of all hypothesis tests to QKV_EXAMPLES if it is set, as in `make test-long`."""
+    """Mark the tests of kernels, and set the number of examples of all hypothesis tests to QKV_EXAMPLES if it is set."""
+    for item in items:
+        if "kernel_device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.compiled)  # run-time checks would rewrite the kernels
     if "QKV_EXAMPLES" not in os.environ:
         return
     for item in items:
@@ -42,3 +51,34 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(autouse=True)
 def _fixed_torch_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def device():
+    """The GPU if there is one, and otherwise the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def kernel_device(device):
+    """The device on which Triton kernels run. On a CPU, Triton's interpreter runs them."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed (pip install triton)")
+    return device
+
+
+RELATIVE_TOLERANCES = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""Maximum error of each dtype, relative to the largest value of a tensor. Sums are added up in different orders."""
+
+
+@pytest.fixture(scope="session")
+def assert_agree():
+    """A function that asserts that two tensors agree up to the rounding of their dtype."""
+
+    def assert_agree_(actual, expected, *, dtype=None):
+        assert actual.shape == expected.shape
+        assert actual.dtype == expected.dtype
+        tolerance = RELATIVE_TOLERANCES[dtype or expected.dtype] * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+    return assert_agree_

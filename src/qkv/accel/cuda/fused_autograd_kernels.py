@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from qkv.nn.feed_forward import NORMAL_TAIL_COEFFICIENTS
+from qkv.accel.cuda.fused_modules import NORMAL_TAIL_COEFFICIENTS
 
 ROWS, COLUMNS, WARPS = 16, 256, 4
 """Size of the tile that a program processes at a time, and number of warps per program."""

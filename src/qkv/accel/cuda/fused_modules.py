@@ -63,8 +63,7 @@ class FusedAttention(Attention):
 
     def project_qkv(self, x: Residual) -> tuple[Queries, Keys, Values]:
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        has_enough_tokens = x.is_cuda and x.shape[0] * x.shape[1] >= MIN_TOKENS_FOR_FUSED_QKV
-        if not (has_enough_tokens and all(map(_is_plain_linear, projections))):
+        if not (should_fuse_qkv(x) and all(map(_is_plain_linear, projections))):
             return super().project_qkv(x)
         weight = torch.cat([projection.weight for projection in projections])
         bias = torch.cat([projection.bias for projection in projections]) if self.has_bias else None
@@ -201,6 +200,11 @@ def find_fused_replacement(module: nn.Module) -> nn.Module | None:
 def find_fused_loss(unembedding: Unembedding) -> Callable[..., Tensor] | None:
     """Return the loss function of an unembedding that has been replaced, or `None` if it has not been replaced."""
     return unembedding.loss_sum if isinstance(unembedding, FusedUnembedding) else None
+
+
+def should_fuse_qkv(x: Tensor) -> bool:
+    """Return whether a single matmul for queries, keys and values is faster than three."""
+    return x.is_cuda and x.shape[0] * x.shape[1] >= MIN_TOKENS_FOR_FUSED_QKV
 
 
 def activate_fast(x: Tensor, activation: Activation) -> Tensor:
