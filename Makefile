@@ -1,5 +1,5 @@
 # Each target installs what it needs in .venv; later calls reuse it.
-.PHONY: help demo test test-long bench bench-gpu lint format page page-tools notebooks docs
+.PHONY: help demo test test-long test-gpu bench bench-gpu lint format page page-tools notebooks docs
 .DELETE_ON_ERROR:
 
 # The first Python that is new enough; `make PYTHON=/path/to/python test` selects another one.
@@ -14,6 +14,7 @@ help:
 	@echo "                (ARGS=--no-serve does not start the server, ARGS='--port 9000' sets the port)"
 	@echo "make test       run all tests except the long ones"
 	@echo "make test-long  run the long tests"
+	@echo "make test-gpu   run the tests of all kernels and backends on an NVIDIA GPU (ARGS are passed on to pytest)"
 	@echo "make bench      compare CPU speed with other libraries (20 minutes);"
 	@echo "                PEERS=FOLDER contains clones of peers that are not on PyPI: nanoGPT, joeynmt"
 	@echo "make bench-gpu  measure speed, cost and memory on an NVIDIA GPU (PEERS: nanoGPT, gpt-fast)"
@@ -41,6 +42,15 @@ test-long: .venv/.ready-dev
 	QKV_EXAMPLES=500 $(BIN)/pytest -q -n auto tests/agreement tests/generation tests/reference
 	$(UNCHECKED) -m "compiled and long" || test $$? -eq 5
 	$(BIN)/python -m tests.mutation
+
+# The selected Python runs the tests itself if it has everything they need, as on a machine without network access.
+# Compiled code warns about settings of the GPU, so warnings are not errors.
+GPU_TESTS := tests/accel tests/agreement/test_backends.py
+test-gpu:
+	@python=$(PYTHON); if ! $$python -c 'import beartype, hypothesis, jaxtyping, pydantic, tokenizers, tomli_w, torch, triton, xdist' 2>/dev/null; \
+	then $(MAKE) --silent .venv/.ready-dev && python=$(BIN)/python || exit 1; fi; \
+	$$python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu requires an NVIDIA GPU, but torch.cuda.is_available() is False")' \
+	&& PYTHONPATH=src $$python -m pytest -q -o addopts=--import-mode=importlib -W default -rs -n auto --maxprocesses 12 $(GPU_TESTS) $(ARGS)
 
 # The built page is committed, so that using it does not require Node.
 page: explorer/node_modules/.ready

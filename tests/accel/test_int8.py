@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from qkv.accel.int8 import Int8Linear
 from qkv.errors import InputError
-from qkv.nn import Int8Linear
 
 
 def random_int8_linear(n_out, n_in=37, *, has_bias=True):

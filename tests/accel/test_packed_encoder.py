@@ -1,26 +1,24 @@
 """Packed texts have the same states as single texts, and padding changes nothing."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from qkv.accel.cuda.packed_encoder import PackedEncoder, pack_by_length, supports_varlen_attention
+from qkv.accel.cuda import packed_encoder
+from qkv.accel.cuda.backend import reason_varlen_is_unsupported
+from qkv.accel.cuda.packed_encoder import PackedEncoder, pack_by_length
 from qkv.config import BERTConfig
-from qkv.errors import ConfigError, ContextLengthError, InputError
+from qkv.engines import encode_engine
+from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT
-from qkv.nn import Varlen
-from qkv.tasks import packed_encoder
-from qkv.tasks.batch_encoder import BERTBatchEncoder
 
-N_WORDS, LONGEST = 31, 13
-
-
-@pytest.fixture(scope="module")
-def model():
-    config = BERTConfig(vocab_size=N_WORDS, context_length=LONGEST, d_model=14, n_heads=2, n_layers=2)
-    return BERT(config, seed=3).eval()
+N_WORDS, LONGEST, D_MODEL = 31, 13, 32
+CONFIG = BERTConfig(vocab_size=N_WORDS, context_length=LONGEST, d_model=D_MODEL, n_heads=2, n_layers=2)
 
 
 def texts(lengths, n_values=N_WORDS):
@@ -28,23 +26,100 @@ def texts(lengths, n_values=N_WORDS):
     return [torch.randint(n_values, (n,), generator=generator).tolist() for n in lengths]
 
 
-@settings(max_examples=15)
-@given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=7), has_pairs=st.booleans(), rounds=st.booleans())
-def test_packed_states_equal_those_of_single_texts(model, lengths, has_pairs, rounds):
-    encoder = PackedEncoder(model)
-    encoder.compiled = rounds  # use the padded sizes of compiled graphs without compiling
-    rows, segments = texts(lengths), texts(lengths, 2)
-    states = encoder.encode(rows, segments if has_pairs else None)
-    assert states.shape == (len(rows), max(lengths), 14)
-    for row, segment_ids, packed in zip(rows, segments, states, strict=True):
-        expected = model(torch.tensor([row]), segments=torch.tensor([segment_ids]) if has_pairs else None)[0]
-        torch.testing.assert_close(packed[: len(row)], expected, rtol=1e-4, atol=1e-5)
+def attend_to_each_text(queries, keys, values, mask):
+    """Reference for `varlen_attention`, whose kernel in PyTorch requires a GPU."""
+    outputs = torch.zeros_like(queries)
+    for start, end in zip(mask.cu_seqlens[:-1].tolist(), mask.cu_seqlens[1:].tolist(), strict=True):
+        if end > start:
+            text_qkv = (part[start:end].transpose(0, 1) for part in (queries, keys, values))
+            outputs[start:end] = F.scaled_dot_product_attention(*text_qkv).transpose(0, 1)
+    return outputs
+
+
+@contextmanager
+def reference_attention_on_cpu(device):
+    """PyTorch's kernel for texts of different lengths requires a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cpu":
+            patch.setattr(packed_encoder, "varlen_attention", attend_to_each_text)
+        yield
+
+
+def small_bert(device):
+    """A BERT in bfloat16 on a GPU, as PyTorch's kernel requires, and in float32 on a CPU."""
+    return BERT(CONFIG, seed=3).eval().to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+@pytest.fixture(scope="module")
+def model(device):
+    return small_bert(device)
+
+
+@torch.no_grad()
+def assert_equals_single_texts(model, states, rows, segments, assert_agree):
+    device = model.embedding.token.weight.device
+    assert states.shape == (len(rows), max(map(len, rows)), D_MODEL)
+    for i, (row, packed) in enumerate(zip(rows, states, strict=True)):
+        row_segments = None if segments is None else torch.tensor([segments[i]], device=device)
+        expected = model(torch.tensor([row], device=device), segments=row_segments)[0]
+        assert_agree(packed[: len(row)], expected)
         assert not packed[len(row) :].any()
 
 
+@settings(max_examples=15)
+@given(lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=7), has_pairs=st.booleans(), rounds=st.booleans())
+def test_packed_states_equal_those_of_single_texts(model, device, assert_agree, lengths, has_pairs, rounds):
+    encoder = PackedEncoder(model)
+    encoder.compiled = rounds  # use the padded sizes of compiled graphs without compiling
+    rows, segments = texts(lengths), texts(lengths, 2) if has_pairs else None
+    with reference_attention_on_cpu(device):
+        states = encoder.encode(rows, segments)
+    assert_equals_single_texts(model, states, rows, segments, assert_agree)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch.compile
+def test_a_compiled_encoder_with_the_kernel_for_short_texts_equals_single_texts(
+    kernel_device, assert_agree, monkeypatch
+):
+    model, rows = small_bert(kernel_device), texts([LONGEST, 1, 2])
+    encoder = PackedEncoder(model, compiled=kernel_device.type == "cuda")
+    if kernel_device.type == "cpu":  # run as if the model were compiled for a GPU
+        encoder.compiled = True
+        monkeypatch.setattr(packed_encoder, "is_compiled_for_inference", lambda _: True)
+    for _ in range(3):  # on a GPU, later calls replay a CUDA graph
+        assert_equals_single_texts(model, encoder.encode(rows), rows, None, assert_agree)
+
+
+@pytest.mark.parametrize(
+    ("d_head", "max_short", "compiled", "expected"),
+    [
+        (16, LONGEST, True, "short"),
+        (16, LONGEST - 1, True, "torch"),
+        (8, LONGEST, True, "torch"),
+        (16, LONGEST, False, "torch"),
+    ],
+)
+def test_longer_texts_other_widths_and_eager_code_use_the_torch_kernel(
+    kernel_device, d_head, max_short, compiled, expected, monkeypatch
+):
+    from torch.nn.attention import varlen
+
+    from qkv.accel.cuda import varlen_kernel
+
+    monkeypatch.setattr(packed_encoder, "MAX_SHORT_SEQLEN", max_short)
+    monkeypatch.setattr(packed_encoder, "is_compiled_for_inference", lambda _: compiled)
+    monkeypatch.setattr(varlen_kernel, "short_varlen_attention", lambda *_: "short")
+    monkeypatch.setattr(varlen, "varlen_attn", lambda queries, *_: calls.append("torch") or queries)
+    calls = []
+    queries = torch.zeros(LONGEST, 2, d_head)
+    mask = packed_encoder.VarlenMask(cu_seqlens=torch.tensor([0, LONGEST]), max_seqlen=LONGEST)
+    result = packed_encoder.varlen_attention(queries, queries, queries, mask)
+    assert (calls or [result]) == [expected]
+
+
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 2, 3]])
-def test_the_result_is_a_copy_of_the_graph_output(model, lengths, monkeypatch):
-    encoder, output = PackedEncoder(model), torch.randn(128, 14)
+def test_the_result_is_a_copy_of_the_graph_output(model, device, lengths, monkeypatch):
+    encoder, output = PackedEncoder(model), torch.randn(128, D_MODEL, device=device)
     monkeypatch.setattr(encoder, "_run", lambda *_: output)
     states = encoder.encode(texts(lengths))
     before = states.clone()
@@ -72,56 +147,28 @@ def test_packing_uses_every_text_once_within_the_limits(monkeypatch):
     assert all(len(row) <= 3 and (len(row) == 1 or sum(lengths[i] for i in row) <= 20) for row in rows)
 
 
-def test_packed_batches_equal_padded_batches(model, monkeypatch):
-    rows = texts([5, 13, 2, 7, 7, 11])
-    expected = {
-        index: batch.states[i, : len(rows[index])]
-        for batch in BERTBatchEncoder(model).encode_batches(rows, None)
-        for i, index in enumerate(batch.indices)
-    }
-    monkeypatch.setattr("qkv.tasks.batch_encoder.supports_varlen_attention", lambda _: True)
-    monkeypatch.setattr(packed_encoder, "MAX_TOKENS_PER_ROW", 20)
-    for batch in BERTBatchEncoder(model).encode_batches(rows, None):
-        for i, index in enumerate(batch.indices):
-            n = len(rows[index])
-            assert batch.ids[i, :n].tolist() == rows[index]
-            assert batch.attention_mask[i].sum() == n
-            torch.testing.assert_close(batch.states[i, :n], expected.pop(index), rtol=1e-4, atol=1e-5)
-    assert not expected
-
-
-class OnGPU(torch.Tensor):
-    is_cuda = True
-
-
 @pytest.mark.parametrize(
-    "other", [{"n_kv_heads": 1}, {"d_value": 5}, {"sliding_window": 3}, {"scale_scores": False}], ids=str
+    ("changes", "reason"),
+    [
+        ({"n_kv_heads": 1}, "key/value heads"),
+        ({"d_value": 5}, "equal width"),
+        ({"sliding_window": 3}, "sliding_window"),
+        ({"scale_scores": False}, "scale_scores"),
+        ({"positions": "rotary"}, "'rotary'"),
+    ],
+    ids=str,
 )
-def test_packing_requires_a_supported_model(model, other):
-    def packs(config, kind=torch.bfloat16):
-        model = BERT(config, seed=3)
-        model.embedding.token.weight = torch.nn.Parameter(
-            model.embedding.token.weight.detach().to(kind).as_subclass(OnGPU)
-        )
-        return supports_varlen_attention(model)
-
-    assert packs(model.config)
-    assert not packs(model.config, torch.float32)
-    assert not packs(model.config.replace(**other))
+def test_packing_requires_a_supported_model(changes, reason):
+    assert reason_varlen_is_unsupported(BERT(CONFIG).bfloat16()) is None
+    assert "16-bit" in reason_varlen_is_unsupported(BERT(CONFIG))
+    assert reason in reason_varlen_is_unsupported(BERT(CONFIG.replace(**changes)).bfloat16())
 
 
-def test_a_cpu_supports_neither_packing_nor_compilation(model):
-    assert not supports_varlen_attention(model)
-    with pytest.raises(InputError, match="device='cuda', dtype='bfloat16'"):
-        BERTBatchEncoder(model).compile()
+def test_a_cpu_does_not_support_compilation():
+    with torch.no_grad(), pytest.raises(InputError, match="device='cuda', dtype='bfloat16'"):
+        encode_engine(BERT(CONFIG).eval(), compile=True)
 
 
-def test_invalid_packed_inputs_raise(model):
-    starts = torch.tensor([0, 3, 7], dtype=torch.int32)
-    with pytest.raises(ConfigError, match=r"\b2\b"):
-        model(torch.ones(2, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=4))
-    row = torch.ones(1, 7, dtype=torch.long)
-    with pytest.raises(ConfigError, match="attention_mask"):
-        model(row, attention_mask=row.bool(), documents=Varlen(cu_seqlens=starts, max_seqlen=4))
+def test_a_text_longer_than_the_context_is_rejected(model):
     with pytest.raises(ContextLengthError, match=r"\b14 tokens.*context_length.*\b13\b"):
-        model(torch.ones(1, 7, dtype=torch.long), documents=Varlen(cu_seqlens=starts, max_seqlen=14))
+        PackedEncoder(model).encode(texts([LONGEST + 1]))

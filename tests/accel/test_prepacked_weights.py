@@ -16,9 +16,9 @@ from qkv.accel.cpu.prepacked_weights import (
     PackedInt8Linear,
     PrepackedWeights,
 )
+from qkv.accel.int8 import Int8Linear
 from qkv.choices import Activation
-from qkv.nn import Int8Linear
-from qkv.nn.feed_forward import activate
+from qkv.nn import activate
 
 SHAPES = {
     "tiny": [(13, 7)],
@@ -81,7 +81,7 @@ def test_a_packed_int8_linear_equals_the_int8_linear(rows, has_bias):
 
 def test_the_first_output_can_be_scaled_and_changed_weights_are_repacked():
     first, second, x = nn.Linear(7, 5), nn.Linear(7, 3), torch.randn(2, 7)
-    prepacked = PrepackedWeights(first, second)
+    prepacked = PrepackedWeights()
     with torch.no_grad():
         for _ in range(2):
             expected = torch.cat((first(x) * 0.5, second(x)), dim=1)
