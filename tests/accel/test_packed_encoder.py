@@ -155,6 +155,8 @@ def test_packing_uses_every_text_once_within_the_limits(monkeypatch):
         ({"sliding_window": 3}, "sliding_window"),
         ({"scale_scores": False}, "scale_scores"),
         ({"positions": "rotary"}, "'rotary'"),
+        ({"d_head": 12}, "multiple of 8"),
+        ({"d_head": 264}, "at most 256"),
     ],
     ids=str,
 )

@@ -108,6 +108,8 @@ def reason_varlen_is_unsupported(model: BERT) -> str | None:
         "scale_scores=false is not supported for an encoder": config.scale_scores,
         "requires as many key/value heads as query heads, of equal width": (config.n_heads, config.d_head)
         == (config.n_kv_heads, config.d_value),
+        f"requires a d_head that is a multiple of 8 and at most 256, got {config.d_head}": config.d_head % 8 == 0
+        and config.d_head <= 256,
     }
     reason = next((reason for reason, is_met in conditions.items() if not is_met), None)
     # The packed forward pass skips the taps and the masks of the reference.
