@@ -33,7 +33,7 @@ FURTHER_TESTS = {
         "tests/agreement/test_incremental_decoding.py",
         "tests/reference/test_torch_nn.py",
     ],
-    "generation": ["tests/agreement/test_cpu_decode_engine.py"],
+    "generation": ["tests/agreement/test_backends.py"],
     "data": [],
 }
 """Run after the tests of the module's own folder, which are listed first."""

@@ -1,131 +1,171 @@
-"""The CPU decode engine equals the eager encoder–decoder, and rejects models that it does not support."""
+"""The CPU decode engine rejects models that it does not support, and notices changed weights and hooks.
+
+`tests/agreement/test_backends.py` compares its results with those of the eager engine.
+"""
+
+from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from qkv.accel.cpu.decode_engine import CPUDecodeEngine, supports_cpu_decode_engine
-from qkv.accel.cpu.prepacked_weights import prepack_weights
-from qkv.choices import AttentionKernel
-from qkv.config import BeamConfig, Seq2SeqConfig
-from qkv.errors import InputError
-from qkv.generation import translate
-from qkv.generation.decoder import Seq2SeqDecoder, encode_sources
+import qkv
+from qkv.accel.cpu.decode_buffers import BufferedNorm, DecodeBuffers
+from qkv.accel.cpu.prepacked_weights import PrepackedWeights
+from qkv.choices import AttentionKernel, BackendName
+from qkv.config import BeamConfig, BERTConfig, GPTConfig, SamplingConfig, Seq2SeqConfig
+from qkv.engines import BACKENDS, decode_engine
+from qkv.generation import generate, translate
+from qkv.generation.decode_engine import Seq2SeqDecodeEngine
 from qkv.inspection import record
-from qkv.nn import use_attention_kernel
+from qkv.nn import HeadConfig, RMSNorm, use_attention_kernel
 from tests.agreement.model_strategies import build_random_model
 
-SIZES = {
-    "vocab_size": 31, "source_vocab_size": 37, "share_embeddings": False, "context_length": 23,
-    "d_model": 12, "n_heads": 6, "d_ff": 17, "n_encoder_layers": 1, "n_decoder_layers": 2,
-}  # fmt: skip
-SHAPES = {
-    "original Transformer": {},
-    "shipped model": {
-        "norm": "rms", "norm_position": "pre", "final_norm": True, "gated": True, "activation": "silu",
-        "attention_bias": False, "feed_forward_bias": False,
-    },
-    "BART": {
-        "positions": "learned", "position_offset": 2, "embedding_norm": True, "activation": "gelu",
-        "unembedding_bias": True, "scale_embedding": False,
-    },
-    "grouped and uneven heads": {"n_kv_heads": 2, "d_head": 5, "d_value": 3, "tie_embeddings": False},
-    "unscaled scores, scaled logits": {"scale_scores": False, "scale_logits": True, "norm_position": "pre"},
-    "T5": {"positions": "relative", "norm": "rms", "norm_position": "pre", "n_kv_heads": 2},
-    "rotary": {"positions": "rotary", "norm": "rms"},
-    "windowed": {"sliding_window": 3, "positions": "alibi"},
-}  # fmt: skip
-UNSUPPORTED = {
-    "concatenated": {"positions": "concatenated"},
-    "pooled": {"head_combination": "pooled"},
-    "without output projection": {"output_projection": False},
-}
+CPU = next(backend for backend in BACKENDS if backend.name == BackendName.CPU)
+GREEDY = SamplingConfig(temperature=0)
+GPT_CONFIG = GPTConfig(
+    vocab_size=23, context_length=29, d_model=12, n_heads=6, n_layers=2, positions="rotary", norm="rms", gated=True
+)
+SEQ2SEQ_CONFIG = Seq2SeqConfig(
+    vocab_size=31, source_vocab_size=37, share_embeddings=False, context_length=23, d_model=12, n_heads=6, d_ff=17,
+    n_encoder_layers=1, n_decoder_layers=2,
+)  # fmt: skip
+BERT_CONFIG = BERTConfig(vocab_size=23, context_length=29, d_model=12, n_heads=3, n_layers=2)
 SOURCES = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
 
 
-def small_seq2seq(seed=0, **shape):
-    return build_random_model(Seq2SeqConfig(**{**SIZES, **shape}), seed).float().eval()
+def small(config, seed=0):
+    return build_random_model(config, seed).float().eval()
 
 
-@settings(max_examples=20)
-@given(st.sampled_from(sorted(SHAPES)), st.integers(0, 99))
-@torch.inference_mode()
-def test_each_step_agrees_with_the_eager_model_with_padding_and_reordering(name, seed):
-    model = small_seq2seq(seed, **SHAPES[name])
-    prepacked = prepack_weights(model)
-    assert supports_cpu_decode_engine(model, prepacked)
-    engine = CPUDecodeEngine(model, prepacked, capacity=7)
-    decoders = [encode_sources(model, SOURCES, capacity=7, cpu_engine=option) for option in (engine, None)]
-    generator = torch.Generator().manual_seed(seed)
-    n_rows, n_sequences = 3, 3
-    for step in range(7):
-        ids = torch.randint(0, SIZES["vocab_size"], (n_rows,), generator=generator)
-        actual, expected = (decoder.step(ids) for decoder in decoders)
-        assert actual.shape == expected.shape
-        assert (actual - expected).abs().max() <= 2e-5 * max(1.0, float(expected.abs().max()))
-        remaining = torch.tensor([0, 2]) if step == 3 else None
-        indices = range(n_sequences) if remaining is None else remaining.tolist()
-        n_each, width = n_rows // n_sequences, 4
-        rows = [index * n_each + int(torch.randint(0, n_each, (1,), generator=generator))
-                for index in indices for _ in range(width)]  # fmt: skip
-        for decoder in decoders:
-            decoder.reorder(torch.tensor(rows), sequences=remaining)
-        n_sequences = len(indices)
-        n_rows = n_sequences * width
+@pytest.mark.parametrize("config", [GPT_CONFIG, SEQ2SEQ_CONFIG], ids=["gpt", "seq2seq"])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"positions": "concatenated"}, "positions='concatenated' is not supported"),
+        ({"head_combination": "pooled"}, "head_combination='pooled' is not supported"),
+        ({"output_projection": False}, "is a Identity"),
+    ],
+    ids=str,
+)
+def test_unsupported_configs_are_rejected(config, changes, reason):
+    changes = {**config.model_dump(exclude={"d_value"}), **changes}
+    assert reason in CPU.supports(small(type(config)(**changes)))
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_shapes_use_the_eager_model(name):
-    model = small_seq2seq(**UNSUPPORTED[name])
-    assert not supports_cpu_decode_engine(model, prepack_weights(model))
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"positions": "rotary"}, "positions='rotary'"),
+        ({"sliding_window": 3}, "sliding_window"),
+        ({"gated": True}, "gated=true"),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_unsupported_encoder_configs_are_rejected(changes, reason):
+    assert CPU.supports(small(BERT_CONFIG)) is None
+    assert reason in CPU.supports(small(BERT_CONFIG.replace(**changes)))
 
 
-def test_other_dtypes_other_kernels_and_training_use_the_eager_model():
-    model = small_seq2seq()
-    prepacked = prepack_weights(model)
-    assert supports_cpu_decode_engine(model, prepacked)
+def test_an_encoder_with_gradients_or_recorded_activations_is_rejected():
+    model = small(BERT_CONFIG)
+    assert "torch.no_grad()" in CPU.supports(model)
+    with torch.no_grad():
+        with record(model, "blocks.1.resid_mid"):
+            assert CPU.supports(model) == "blocks.1.resid_mid is being recorded or changed"
+        assert CPU.supports(model) is None
+
+
+def test_other_dtypes_other_kernels_and_training_are_rejected():
+    model = small(SEQ2SEQ_CONFIG)
+    assert CPU.supports(model) is None
     with use_attention_kernel(model, AttentionKernel.EAGER):
-        assert not supports_cpu_decode_engine(model, prepacked)
-    model.train()
-    assert not supports_cpu_decode_engine(model, prepacked)
-    model.eval().double()
-    assert not supports_cpu_decode_engine(model, prepacked)
+        assert "attention kernel 'eager'" in CPU.supports(model)
+    assert "evaluation mode" in CPU.supports(model.train())
+    assert "torch.float64" in CPU.supports(model.eval().double())
 
 
 def test_hooks_and_interventions_take_effect_during_beam_search():
-    model = small_seq2seq()
-    options = {"start_id": 1, "max_new": [5], "stop_ids": frozenset(), "beam": BeamConfig(n_beams=2)}
-    prepacked = prepack_weights(model)
+    model = small(SEQ2SEQ_CONFIG)
+    run = partial(
+        translate, model, [SOURCES[0]], start_id=1, max_new=[5], stop_ids=frozenset(), beam=BeamConfig(n_beams=2),
+        create_engine=decode_engine,
+    )  # fmt: skip
     with record(model, "decoder.blocks.1.resid_mid") as trace:
-        ((recorded, *_),) = translate(model, [SOURCES[0]], **options, prepacked=prepacked)
+        ((recorded, *_),) = run()
     assert len(trace.names) == 1
-    ((plain, *_),) = translate(model, [SOURCES[0]], **options, prepacked=prepacked)
+    ((plain, *_),) = run()
     assert recorded.ids == plain.ids
     stop = model.unembedding.logits.intervene(lambda logits: -logits)
-    ((changed, *_),) = translate(model, [SOURCES[0]], **options, prepacked=prepacked)
+    ((changed, *_),) = run()
     stop()
     assert changed.ids != plain.ids
     model.decoder.blocks[0].feed_forward.down_proj.register_forward_hook(lambda *_: None)
-    assert not supports_cpu_decode_engine(model, prepacked)
+    assert CPU.supports(model) == "decoder.blocks.0.feed_forward.down_proj has a hook"
 
 
-class WrongCommonPrefix(Seq2SeqDecoder):
+def test_a_changed_weight_is_packed_again():
+    model = small(GPT_CONFIG)
+
+    def log_probabilities(backend):
+        create_engine = partial(decode_engine, backend=backend)
+        (sequence,) = generate(model, [[3, 4]], max_new=9, sampling=GREEDY, create_engine=create_engine)
+        return sequence.log_probabilities
+
+    before = log_probabilities(BackendName.CPU)
+    with torch.no_grad():
+        model.blocks[1].feed_forward.up_proj.weight.neg_()
+    after = log_probabilities(BackendName.CPU)
+    assert after == pytest.approx(log_probabilities(BackendName.EAGER), abs=1e-4)
+    assert after != pytest.approx(before, abs=1e-3)
+
+
+def test_engines_of_a_model_share_its_packed_weights_for_as_long_as_it_exists():
+    model, other = small(GPT_CONFIG), small(GPT_CONFIG)
+    assert isinstance(CPU.prepacked_weights(model), PrepackedWeights)
+    assert CPU.prepacked_weights(model) is CPU.prepacked_weights(model) is not CPU.prepacked_weights(other)
+
+
+def test_the_stories_model_generates_the_same_ids_as_the_eager_engine():
+    task = qkv.load("stories")
+    prompts = [task.tokenize(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
+    actual, expected = (
+        generate(task.model, prompts, max_new=40, sampling=GREEDY, create_engine=partial(decode_engine, backend=backend))
+        for backend in (BackendName.CPU, BackendName.EAGER)
+    )
+    for sequence, eager_sequence in zip(actual, expected, strict=True):
+        assert sequence.new_ids == eager_sequence.new_ids
+        assert sequence.log_probabilities == pytest.approx(eager_sequence.log_probabilities, abs=1e-4)
+
+
+def test_the_norm_of_a_small_row_includes_eps():
+    norm = RMSNorm(7, eps=1e-3)
+    buffers = DecodeBuffers(torch.zeros(1, 7), HeadConfig.split(7, 1), rows=3, rms_norm_eps=1e-3, is_rotary=False)
+    buffers.residual.copy_(torch.randn(3, 7) * torch.tensor([[1.0], [1e-2], [0.0]]))
+    assert torch.allclose(
+        BufferedNorm(norm)(buffers.residual, buffers), norm(buffers.residual[None])[0], rtol=0, atol=1e-6
+    )
+
+
+class WrongCommonPrefix(Seq2SeqDecodeEngine):
     """Planted bug: the common prefix is one token too long, so this token is not reordered."""
 
     def reorder(self, rows, *, sequences=None, common_prefix=0):
         super().reorder(rows, sequences=sequences, common_prefix=common_prefix + 1)
 
 
-@pytest.mark.parametrize(("decoder_class", "is_correct"), [(Seq2SeqDecoder, True), (WrongCommonPrefix, False)])
-def test_reordering_moves_all_but_the_common_prefix(monkeypatch, decoder_class, is_correct):
+@pytest.mark.parametrize(("engine_class", "is_correct"), [(Seq2SeqDecodeEngine, True), (WrongCommonPrefix, False)])
+def test_reordering_moves_all_but_the_common_prefix(engine_class, is_correct):
     """Scores equal those of a full pass only if enough of the cache is reordered."""
-    monkeypatch.setattr("qkv.generation.decoder.Seq2SeqDecoder", decoder_class)
+
+    def create_engine(model, *, batch, capacity):
+        return engine_class(model, model.new_cache(batch=batch, capacity=capacity))
+
     errors = []
     for seed in range(8):
-        model = small_seq2seq(seed)
+        model = small(SEQ2SEQ_CONFIG, seed)
         options = {"start_id": 1, "max_new": [9], "stop_ids": frozenset({2}), "beam": BeamConfig(n_beams=4, n_best=4)}
-        (hypotheses,) = translate(model, [SOURCES[0]], **options)
+        (hypotheses,) = translate(model, [SOURCES[0]], **options, create_engine=create_engine)
         for hypothesis in hypotheses:
             ids = torch.tensor([[1, *hypothesis.ids[:-1]]])
             with torch.no_grad():
@@ -133,8 +173,3 @@ def test_reordering_moves_all_but_the_common_prefix(monkeypatch, decoder_class, 
             log_ps = [float(log_p[i, token_id]) for i, token_id in enumerate(hypothesis.ids)]
             errors.append(abs(sum(log_ps) / len(log_ps) - hypothesis.score))
     assert (max(errors) < 1e-4) is is_correct
-
-
-def test_a_start_id_outside_the_vocabulary_is_rejected():
-    with pytest.raises(InputError, match=r"start_id .*\b31\b.*, got 31$"):
-        translate(small_seq2seq(), [[3]], start_id=31, max_new=[5], stop_ids=frozenset())

@@ -1,20 +1,19 @@
 """Int8 models nearly agree with float32, in every implementation."""
 
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
 
 import qkv
-from qkv.accel.cpu.decode_engine import supports_cpu_decode_engine
-from qkv.accel.cpu.prepacked_weights import prepack_weights
+from qkv.accel.int8 import Int8Linear
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
 from qkv.data import read_documents
+from qkv.engines import decode_engine, quantize_linears_to_int8, select_backend
 from qkv.errors import InputError
 from qkv.generation import generate, translate
 from qkv.models import build
-from qkv.nn import Int8Linear
-from qkv.weights.int8_storage import quantize_linears_to_int8
 from tests.text.samples import DATA
 
 SIZES = {"vocab_size": 31, "context_length": 23, "d_model": 24, "n_heads": 6, "d_ff": 37}
@@ -48,19 +47,23 @@ def test_every_family_agrees_with_float32(name):
     assert not any(type(part) is torch.nn.Linear for part in model.modules())
 
 
-def test_the_cpu_decode_engine_supports_int8_and_agrees():
+def test_the_cpu_backend_supports_int8_and_agrees():
     model = build(CONFIGS["untied gpt"], seed=1).eval()
-    prompts, options = [[3, 4, 5], [6]], {"max_new": 6, "sampling": SamplingConfig(temperature=0)}
     quantize_linears_to_int8(model)
-    assert supports_cpu_decode_engine(model, prepack_weights(model))
-    engine_scores = [text.log_probabilities for text in generate(model, prompts, **options)]
-    stop = model.last_hidden_state.observe(lambda _: None)
-    eager_scores = [text.log_probabilities for text in generate(model, prompts, **options)]
-    stop()
+    assert select_backend(model).name == "cpu"
+    engine_scores, eager_scores = (
+        [
+            sequence.log_probabilities
+            for sequence in generate(model, [[3, 4, 5], [6]], max_new=6, sampling=SamplingConfig(temperature=0),
+                                     create_engine=partial(decode_engine, backend=backend))
+        ]
+        for backend in ("cpu", "eager")
+    )  # fmt: skip
     assert torch.allclose(torch.tensor(engine_scores), torch.tensor(eager_scores), rtol=0.02)
     pair = build(CONFIGS["seq2seq"], seed=1).eval()
     quantize_linears_to_int8(pair)
-    assert translate(pair, [[3, 4]], start_id=1, max_new=[5], stop_ids=frozenset({2}))
+    options = {"start_id": 1, "max_new": [5], "stop_ids": frozenset({2})}
+    assert translate(pair, [[3, 4]], **options, create_engine=partial(decode_engine, backend="cpu"))
 
 
 def test_int8_for_an_rnn_is_rejected():
