@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("qkv")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects the tests by their marks
 def pytest_collection_modifyitems(items):
-    """Mark the tests of kernels, and set the number of examples of all hypothesis tests to QKV_EXAMPLES if it is set."""
+    """Mark the tests of kernels, and set the number of hypothesis examples to QKV_EXAMPLES if it is set."""
     for item in items:
         if "kernel_device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.compiled)  # run-time checks would rewrite the kernels

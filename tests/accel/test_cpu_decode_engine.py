@@ -130,7 +130,9 @@ def test_the_stories_model_generates_the_same_ids_as_the_eager_engine():
     task = qkv.load("stories")
     prompts = [task.tokenize(text) for text in ("Once upon a time", "The sea was", "One day a little dog named")]
     actual, expected = (
-        generate(task.model, prompts, max_new=40, sampling=GREEDY, create_engine=partial(decode_engine, backend=backend))
+        generate(
+            task.model, prompts, max_new=40, sampling=GREEDY, create_engine=partial(decode_engine, backend=backend)
+        )
         for backend in (BackendName.CPU, BackendName.EAGER)
     )
     for sequence, eager_sequence in zip(actual, expected, strict=True):
