@@ -25,7 +25,7 @@ def version(folder: Path) -> str:
     """
     if not (folder / ".git").exists():
         return "unknown"
-    command = ["git", "-C", str(folder), "rev-parse", "--short", "RESULTS_HEADER"]
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     return process.stdout.strip() or "unknown"
 
