@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from qkv.choices import ProblemType
-from qkv.cli.device_options import DeviceOption, next_run_folder, select_device
+from qkv.choices import BackendName, ProblemType
+from qkv.cli.device_options import BackendOption, DeviceOption, next_run_folder, select_device
 from qkv.cli.model_argument import complete_shipped_names
 from qkv.cli.option_checks import Context, reject_other_options
 from qkv.cli.progress import print_status, sequential_progress_bars
@@ -120,6 +120,7 @@ def finetune(
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     device: DeviceOption = "auto",
+    backend: BackendOption = BackendName.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
 ) -> None:
     """Fine-tune one or more models on labeled texts or pairs of texts, and print their scores.
@@ -142,16 +143,19 @@ def finetune(
     from qkv.config import load_finetuning
     from qkv.tasks.finetune import open_and_verify_finetuning_run, start_finetuning
     from qkv.training import SignalInterrupt, raise_on_stop_signals
+    from qkv.training.timer import retain_freed_memory
 
     torch_device = select_device(device)
     require_single_process("finetune", torch_device)
+    if torch_device.type == "cpu":
+        retain_freed_memory()  # training is faster if the memory of large tensors is not returned to the system
     if resume is not None:
-        allowed = ("resume", "device", "as_json")
+        allowed = ("resume", "device", "backend", "as_json")
         reject_other_options(context, allowed, "cannot be combined with --resume, which keeps the settings of the run")
         finetune_run = open_and_verify_finetuning_run(resume)
     else:
         if models and models[0].endswith(".toml"):
-            allowed = ("models", "data", "out", "device", "as_json")
+            allowed = ("models", "data", "out", "device", "backend", "as_json")
             reject_other_options(
                 context, allowed, "cannot be combined with a recipe; to override a setting, use for example: epochs=2"
             )
@@ -179,7 +183,7 @@ def finetune(
         finetune_run = start_finetuning(config, out or next_run_folder(), data or Path())
     try:
         with raise_on_stop_signals():
-            _print_results(_finetune_models_with_progress(finetune_run, torch_device), as_json=as_json)
+            _print_results(_finetune_models_with_progress(finetune_run, torch_device, backend), as_json=as_json)
     except SignalInterrupt as stop:
         print_status(f"stopped by {stop.signal.name}; resume with: qkv finetune --resume {finetune_run.run.path}")
         sys.exit(128 + stop.signal)
@@ -208,7 +212,9 @@ def _parse_freeze(text: str) -> Literal["all"] | int:
     return int(text)
 
 
-def _finetune_models_with_progress(finetune_run: "FinetuneRun", device: "torch.device") -> "Iterator[ModelRuns]":
+def _finetune_models_with_progress(
+    finetune_run: "FinetuneRun", device: "torch.device", backend: BackendName
+) -> "Iterator[ModelRuns]":
     from qkv.tasks.finetune import finetune_models_over_seeds
 
     with sequential_progress_bars() as start_bar:
@@ -217,7 +223,9 @@ def _finetune_models_with_progress(finetune_run: "FinetuneRun", device: "torch.d
             run_name = f"{name}, seed {seed}"
             return _progress_and_evaluation_callback(run_name, start_bar(run_name))
 
-        yield from finetune_models_over_seeds(finetune_run, device=device, reports=make_report, log=print_status)
+        yield from finetune_models_over_seeds(
+            finetune_run, device=device, reports=make_report, log=print_status, backend=backend
+        )
 
 
 def _progress_and_evaluation_callback(run_name: str, update_bar: "Callable[[int, int], None]") -> "MetricsCallback":

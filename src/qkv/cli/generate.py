@@ -303,29 +303,21 @@ def _warm_up_and_print_generation_profile(
     task: "LanguageModel", prompts: list[str], generate_batch: "Callable[[], list[Continuation]]", trace: Path | None
 ) -> "list[Continuation]":
     """Generate text under the profiler and print the profile."""
-    from qkv.cli.profile_report import print_profile
+    from qkv.cli.profile_report import print_backend, print_profile, silence_profiler
+    from qkv.engines import explain_backends
     from qkv.training.profiler import time_then_profile_generation
 
     # The first call packs the weights and selects kernels. The lengths of its results determine the expected cost.
     expected = _estimate_single_batch_generation_cost(task, prompts, generate_batch())
     device = task.model.embedding.token.weight.device
+    silence_profiler()
     continuations, profile = time_then_profile_generation(generate_batch, device, expected=expected, trace=trace)
     n_new = sum(len(continuation.ids) for continuation in continuations)
     reason = "the cost of int8 is not estimated" if _is_int8(task) else "the prompts do not fit into one batch"
     workload = f"{n_new:,} new token{'s' * (n_new != 1)}, {len(prompts):,} prompt{'s' * (len(prompts) != 1)}"
     print_profile(profile, workload, no_bound_reason=reason)
-    _print_backend(task)
+    print_backend(*explain_backends(task.model, task.backend))
     return continuations
-
-
-def _print_backend(task: "LanguageModel") -> None:
-    """Print which backend generated the text, and why the others did not."""
-    from qkv.cli.progress import print_status
-    from qkv.engines import explain_backends
-
-    selected, reasons = explain_backends(task.model, task.backend)
-    others = "".join(f"; {name} is not used: {reason}" for name, reason in reasons.items())
-    print_status(f"backend: {selected}{others}")
 
 
 def _estimate_single_batch_generation_cost(

@@ -1,15 +1,19 @@
 """Print a profile as a table on standard error."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.progress import print_status
 from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qkv.training.profiler import Profile
 
 ProfileOption = Annotated[
@@ -40,6 +44,17 @@ def check_trace_path(path: Path | None) -> None:
         raise InputError(f"--trace {path}: file name must end in .json")
     if path is not None and not path.parent.is_dir():
         raise InputError(f"--trace {path}: folder not found: {path.parent}")
+
+
+def silence_profiler() -> None:
+    """Silence the messages that PyTorch's profiler prints to standard error when it starts and stops."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def print_backend(selected: str, reasons: "Mapping[str, str]") -> None:
+    """Print which backend ran, and for each faster one the reason why it did not."""
+    others = "".join(f"; {name} is not used: {reason}" for name, reason in reasons.items())
+    print_status(f"backend: {selected}{others}")
 
 
 def print_profile(profile: "Profile", workload: str, *, no_bound_reason: str = "") -> None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.device_options import DeviceOption, next_run_folder, select_device
+from qkv.choices import BackendName
+from qkv.cli.device_options import BackendOption, DeviceOption, next_run_folder, select_device
 from qkv.cli.option_checks import Context, reject_other_options
 from qkv.cli.profile_report import ProfileOption, TraceOption
 from qkv.errors import InputError
@@ -24,6 +25,7 @@ _COMMON_PARAMETERS = (
     "out",
     "dry_run",
     "device",
+    "backend",
     "seed",
     "tensorboard",
     "sharding",
@@ -112,6 +114,7 @@ def train(
         bool, typer.Option("--dry-run", help="Print the estimated cost of the run and exit without training.")
     ] = False,
     device: DeviceOption = "auto",
+    backend: BackendOption = BackendName.AUTO,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Random seed. By default, the seed of the recipe, or 0 without a recipe.")
     ] = None,
@@ -153,10 +156,13 @@ def train(
     from qkv.cli.distributed import distributed_context
     from qkv.cli.training_run import RunOptions, prepare_and_train_run, print_dry_run, resume_run
     from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps_and_scaled_intervals
+    from qkv.training.timer import retain_freed_memory
 
-    options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace)
+    options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace, backend=backend)
     options.check()
     with distributed_context(select_device(device), sharding) as (distributed, rank_device):
+        if rank_device.type == "cpu":
+            retain_freed_memory()  # makes a step of GPT-2 124M about 12 % faster without changing the results
         if resume is not None:
             _reject_options_with_resume(context, resume)
             resume_run(resume, rank_device, distributed=distributed, options=options)
@@ -196,7 +202,7 @@ def _reject_options_with_resume(context: Context, run: Path) -> None:
         "cannot be combined with --resume, which keeps the settings of the run. To train longer, increase "
         f"training.steps in {run}/recipe.toml, or start a new run with --init-from {run}"
     )
-    allowed = ("resume", "device", "tensorboard", "sharding", "profile", "trace")
+    allowed = ("resume", "device", "backend", "tensorboard", "sharding", "profile", "trace")
     reject_other_options(context, allowed, reason)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkv.choices import BackendName
 from qkv.cli.progress import print_status, sequential_progress_bars
 from qkv.errors import InputError, RunError
 
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options that make a training run produce additional output."""
+    """Options of a training run that do not change its recipe: additional output, and the backend."""
 
     tensorboard: bool = False
     profile: bool = False
     trace: Path | None = None
+    backend: BackendName = BackendName.AUTO
 
     def check(self) -> None:
         """Check, before the run starts, that the trace path is valid and that required packages are installed."""
@@ -71,7 +73,7 @@ def prepare_and_train_run(
             distributed, folder, lambda progress: prepare_run(recipe, folder, data, progress=progress, seconds=seconds)
         )
     with _lock_run_folder(folder, distributed), _exit_on_signal(folder, distributed):
-        prepared = _fit_and_write_final_recipe(prepared, device, distributed, seconds=seconds)
+        prepared = _fit_and_write_final_recipe(prepared, device, distributed, options, seconds=seconds)
         _train_prepared_run(prepared, device, distributed, options, seconds=seconds)
 
 
@@ -96,7 +98,7 @@ def resume_run(folder: Path, device: "torch.device", *, distributed: "Distribute
                 lambda: -1.0 if state is None or state.seconds is None else state.seconds
             )
             seconds = None if budget < 0 else budget
-            prepared = _fit_and_write_final_recipe(prepared, device, distributed, seconds=seconds)
+            prepared = _fit_and_write_final_recipe(prepared, device, distributed, options, seconds=seconds)
         _train_prepared_run(prepared, device, distributed, options, seconds=seconds)
 
 
@@ -184,7 +186,12 @@ def print_dry_run(
 
 
 def _fit_and_write_final_recipe(
-    prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", *, seconds: float | None
+    prepared: "PreparedRun",
+    device: "torch.device",
+    distributed: "Distributed",
+    options: RunOptions,
+    *,
+    seconds: float | None,
 ) -> "PreparedRun":
     """Fit the recipe to the number of processes and the time budget, and mark the preparation as finished."""
     from qkv.training import fit_run_to_time, write_fingerprints_and_final_recipe
@@ -198,7 +205,9 @@ def _fit_and_write_final_recipe(
     fitted = prepared.recipe.replace(training=distributed.shrink_micro_batch_to_fill_ranks(prepared.recipe.training))
     prepared = replace(prepared, recipe=fitted)
     if seconds is not None:
-        prepared = fit_run_to_time(prepared, device=device, seconds=seconds, distributed=distributed)
+        prepared = fit_run_to_time(
+            prepared, device=device, seconds=seconds, distributed=distributed, backend=options.backend
+        )
     if distributed.is_main_process:
         write_fingerprints_and_final_recipe(prepared)
     return prepared
@@ -219,9 +228,9 @@ def _train_prepared_run(
     recipe = prepared.recipe
     estimate = estimate_and_print_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
     if options.is_profiled:
-        _profile_training_steps(prepared, device, distributed, estimate, trace=options.trace)
+        _profile_training_steps(prepared, device, distributed, estimate, options)
     if not distributed.is_main_process:
-        trainer = _load_init_model_and_build_trainer(prepared, device, distributed, lambda _entry: None)
+        trainer = _load_init_model_and_build_trainer(prepared, device, distributed, options, lambda _entry: None)
         trainer.resume(lambda _message: None)
         stop = trainer.train(_create_time_budget(seconds, lambda _training: None))
     else:
@@ -238,7 +247,7 @@ def _train_prepared_run(
             progress.print_and_set_total_steps(training.steps)
 
         progress = TrainingProgressDisplay(estimate)
-        trainer = _load_init_model_and_build_trainer(prepared, device, distributed, progress.report)
+        trainer = _load_init_model_and_build_trainer(prepared, device, distributed, options, progress.report)
         trainer.resume(print_status)
         report_resumed_or_finished(trainer)
         with progress:
@@ -250,12 +259,23 @@ def _train_prepared_run(
 
 
 def _load_init_model_and_build_trainer(
-    prepared: "PreparedRun", device: "torch.device", distributed: "Distributed", report: "MetricsCallback"
+    prepared: "PreparedRun",
+    device: "torch.device",
+    distributed: "Distributed",
+    options: RunOptions,
+    report: "MetricsCallback",
 ) -> "Trainer":
     from qkv.training import build_trainer
 
     initial_model = _load_init_model_unless_resumed(prepared)
-    return build_trainer(prepared, device=device, report=report, start=initial_model, distributed=distributed)
+    return build_trainer(
+        prepared,
+        device=device,
+        report=report,
+        start=initial_model,
+        distributed=distributed,
+        backend=options.backend,
+    )
 
 
 def _create_time_budget(
@@ -272,19 +292,23 @@ def _profile_training_steps(
     device: "torch.device",
     distributed: "Distributed",
     estimate: "RunEstimate",
-    *,
-    trace: Path | None,
+    options: RunOptions,
 ) -> None:
     """Profile a few training steps of a temporary model and print the profile."""
-    from qkv.cli.profile_report import print_profile
+    from qkv.cli.profile_report import print_backend, print_profile, silence_profiler
+    from qkv.engines import explain_training_backends
     from qkv.training import build_trainer
     from qkv.training.profiler import profile_training
 
-    trainer = build_trainer(prepared, device=device, report=lambda _entry: None, distributed=distributed)
-    profile = profile_training(trainer, estimate.step, trace=trace if distributed.is_main_process else None)
+    trainer = build_trainer(
+        prepared, device=device, report=lambda _entry: None, distributed=distributed, backend=options.backend
+    )
+    silence_profiler()
+    profile = profile_training(trainer, estimate.step, trace=options.trace if distributed.is_main_process else None)
     if distributed.is_main_process:
         training = prepared.recipe.training
         print_profile(profile, f"one step of {training.batch_size:,} × {training.seq_len:,} tokens")
+        print_backend(*explain_training_backends(trainer.model, trainer.config, options.backend))
 
 
 def _load_init_model_unless_resumed(prepared: "PreparedRun") -> "Model | None":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qkv.choices import BackendName
 from qkv.config import FinetuningConfig, FinetuningSettings, load_finetuning
 from qkv.data.file_io import convert_os_errors_to_disk_error, read_json_object, write_atomically
 from qkv.data.labeled_texts import LabeledTexts, labeled_texts_from_rows
@@ -93,6 +94,7 @@ def finetune(
     settings: FinetuningSettings = FinetuningSettings(),  # noqa: B008 - frozen
     out: str | Path | None = None,
     device: str = "auto",
+    backend: str = BackendName.AUTO,
 ) -> FinetuneOutput:
     """Fine-tune a pretrained BERT: `qkv.finetune("bert", "train.tsv", "dev.tsv").task.classify([text])`.
 
@@ -111,7 +113,15 @@ def finetune(
         folder = RunFolder.create(Path(out or temporary)).path
         name = config.models[0]
         runs = _run_all_seeds(
-            pretrained, task, config, name=name, folder=folder, device=target, reports=_no_reports, log=_discard
+            pretrained,
+            task,
+            config,
+            name=name,
+            folder=folder,
+            device=target,
+            reports=_no_reports,
+            log=_discard,
+            backend=backend,
         )
         finetuned = load_as(TextEncoder, runs.best)
     scores = {name: runs.mean(name) for name in runs.metrics}
@@ -153,7 +163,12 @@ def open_and_verify_finetuning_run(out: Path) -> FinetuneRun:
 
 
 def finetune_models_over_seeds(
-    finetune_run: FinetuneRun, *, device: torch.device, reports: ReportFactory, log: LogFunction
+    finetune_run: FinetuneRun,
+    *,
+    device: torch.device,
+    reports: ReportFactory,
+    log: LogFunction,
+    backend: str = BackendName.AUTO,
 ) -> Iterator[ModelRuns]:
     """Fine-tune each model with every seed, and yield the runs of each model.
 
@@ -174,6 +189,7 @@ def finetune_models_over_seeds(
                     device=device,
                     reports=reports,
                     log=log,
+                    backend=backend,
                 )
         except (ConfigError, InputError, WeightsError):
             if not any(run.path.rglob("checkpoints")):
@@ -207,6 +223,7 @@ def _run_all_seeds(
     device: torch.device,
     reports: ReportFactory,
     log: LogFunction,
+    backend: str = BackendName.AUTO,
 ) -> ModelRuns:
     def log_for_model(message: str) -> None:
         log(f"{name}: {message}")
@@ -229,7 +246,13 @@ def _run_all_seeds(
         # The same parts are newly initialized for every seed, so they are reported only for the first seed.
         log_new_parts = log_for_model if seed == settings.seed else _discard
         result = fine_tune_or_resume(
-            inputs, seed=seed, folder=seed_folder, device=device, report=reports(name, seed), log=log_new_parts
+            inputs,
+            seed=seed,
+            folder=seed_folder,
+            device=device,
+            report=reports(name, seed),
+            log=log_new_parts,
+            backend=backend,
         )
         results.append(result)
         _save_plots(seed_folder, result, log)

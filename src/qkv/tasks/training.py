@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from qkv.choices import BackendName
 from qkv.config import Recipe, load_recipe
 from qkv.data.text_sources import ProgressCallback
 from qkv.errors import InputError, RunError
@@ -32,6 +33,7 @@ def train(
     minutes: float | None = None,
     data: str | Path = ".",
     device: str = "auto",
+    backend: str = BackendName.AUTO,
     report: MetricsCallback = lambda _entry: None,
 ) -> Path:
     """Train a model and return its run folder: `qkv.load(qkv.train("book.txt", "run", minutes=5))`.
@@ -62,13 +64,15 @@ def train(
         prepared = _open_run_with_same_recipe(Path(out), recipe, is_text=is_text, ignore_steps=seconds is not None)
     with prepared.run.locked():
         if is_new and seconds is not None:
-            prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds)
+            prepared = fit_run_to_time(prepared, device=torch_device, seconds=seconds, backend=backend)
             time_budget = TimeBudgetReplanner(
                 seconds, on_replan=lambda plan: write_recipe(prepared.run, prepared.recipe.replace(training=plan))
             )
         if is_new:
             write_fingerprints_and_final_recipe(prepared)
-        trainer = build_trainer(prepared, device=torch_device, report=report, start=_load_initial_model(prepared))
+        trainer = build_trainer(
+            prepared, device=torch_device, report=report, start=_load_initial_model(prepared), backend=backend
+        )
         trainer.resume(lambda _message: None)
         trainer.train(time_budget)
     return prepared.run.path

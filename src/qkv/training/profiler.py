@@ -1,6 +1,5 @@
 """Profile training and generation by category of work, with a lower bound on the time of each category."""
 
-import os
 import re
 import time
 import warnings
@@ -154,7 +153,6 @@ def _profile_by_category(
 
     CPU times are scaled to add up to `unprofiled_seconds` because the profiler slows down the CPU.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages on stderr
     is_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     with warnings.catch_warnings():
