@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qkv.cli.training_run import _fit_and_write_final_recipe
+from qkv.cli.training_run import RunOptions, _fit_and_write_final_recipe
 from qkv.text import save_tokenizer
 from qkv.training import RunFolder, Trainer, open_run, prepare_run, profiler
 from qkv.training.distributed import SingleProcess
@@ -267,7 +267,7 @@ def test_a_preparation_resumed_by_more_processes_saves_their_micro_batch_size(re
 
     original = recipe(steps=4)
     ready = prepare_run(original, tmp_path / "run", tmp_path, progress=lambda _label: lambda _done, _all: None)
-    prepared = _fit_and_write_final_recipe(ready, torch.device("cpu"), FourProcesses(), seconds=None)
+    prepared = _fit_and_write_final_recipe(ready, torch.device("cpu"), FourProcesses(), RunOptions(), seconds=None)
     assert (original.training.micro_batch_size, prepared.recipe.training.micro_batch_size) == (2, 1)
     assert open_run(tmp_path / "run").recipe == prepared.recipe
 
