@@ -50,7 +50,7 @@ test-gpu:
 	@python=$(PYTHON); if ! $$python -c 'import beartype, hypothesis, jaxtyping, pydantic, tokenizers, tomli_w, torch, triton, xdist' 2>/dev/null; \
 	then $(MAKE) --silent .venv/.ready-dev && python=$(BIN)/python || exit 1; fi; \
 	$$python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu requires an NVIDIA GPU, but torch.cuda.is_available() is False")' \
-	&& PYTHONPATH=src $$python -m pytest -q -o addopts=--import-mode=importlib -W default -rs -n auto --maxprocesses 12 $(GPU_TESTS) $(ARGS)
+	&& PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $$python -m pytest -q -o addopts=--import-mode=importlib -W default -rs -n auto --maxprocesses 12 $(GPU_TESTS) $(ARGS)
 
 # The built page is committed, so that using it does not require Node.
 page: explorer/node_modules/.ready

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from qkv.accel.cpu import onednn_linear
 from qkv.accel.cuda import fused_modules
 from qkv.choices import BackendName
-from qkv.config import BeamConfig, BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2SeqConfig
+from qkv.config import BeamConfig, BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2SeqConfig, TrainingConfig
+from qkv.data.token_batches import TokenBatch
 from qkv.engines import BACKENDS, accelerated, decode_engine, encode_engine, explain_backends, select_backend
 from qkv.errors import InputError
 from qkv.generation import beam_generate, generate, translate
 from qkv.models import BERT, GPT, build
+from qkv.training.gpt import next_token_objective
+from qkv.training.step import build_train_step
 from tests.agreement.model_strategies import (
     SOURCE_VOCABULARY,
     VOCABULARY,
@@ -372,3 +375,37 @@ def test_accelerated_restores_the_modules_after_an_error(device, monkeypatch):
     with pytest.raises(KeyError, match="planted"):
         fail_inside()
     assert all(module is modules[key] for key, module in model.named_modules())
+
+
+def training_losses(config, training, device, backend):
+    """Return the losses of six training steps. A captured step is replayed from the third one."""
+    model, losses = build(config, seed=3).to(device).train(), []
+    step = build_train_step(model, training, lambda: next_token_objective(model, training), backend=backend)
+    for i in range(6):
+        ids = random_ids(i, training.batch_size, training.seq_len + 1)
+        counts = torch.full((training.batch_size,), training.seq_len)
+        batch = step.load(TokenBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), None, counts))
+        losses.append(step(batch, i, learning_rate=1e-2).read().loss)
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch.compile
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.compiled)])
+@pytest.mark.parametrize("name", ["default", "Llama"])
+def test_training_gives_the_same_losses(backend, name, is_compiled, monkeypatch):
+    monkeypatch.setattr(onednn_linear, "MIN_ONEDNN_SIZE", 1)
+    monkeypatch.setattr(fused_modules, "MIN_TOKENS_FOR_FUSED_QKV", 1)
+    eager = TrainingConfig(
+        steps=6, batch_size=4, seq_len=16, warmup_steps=0, precision="bf16" if is_compiled else "fp32"
+    )
+    fast = eager.replace(compile=is_compiled)
+    reason = backend.supports_training(build(GPTS[name]).to(DEVICE_TYPES[backend.name]), fast)
+    if reason is not None:
+        assert is_compiled
+        assert backend.name == BackendName.CPU
+        return
+    device = DEVICE_TYPES[backend.name]
+    actual = training_losses(GPTS[name], fast, device, backend.name)
+    expected = training_losses(GPTS[name], eager, device, BackendName.EAGER)
+    assert actual == pytest.approx(expected, rel=2e-2 if is_compiled else 1e-4)
+    assert actual[0] != actual[-1]
