@@ -67,6 +67,15 @@ def kernel_device(device):
     return device
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _full_float32():
+    """Run recurrent models on a GPU in full float32 precision, as the CUDA backend does."""
+    from qkv.utils import CUDNN_TF32_DISABLED
+
+    with CUDNN_TF32_DISABLED:
+        yield
+
+
 RELATIVE_TOLERANCES = {torch.float32: 5e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """Maximum error of each dtype, relative to the largest value of a tensor. Sums are added up in different orders."""
 

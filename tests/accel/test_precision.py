@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import torch
 
-from qkv.accel.cuda.precision import CUDNN_TF32_DISABLED
+from qkv.utils import CUDNN_TF32_DISABLED
 
 
 def test_tf32_stays_disabled_until_the_last_of_two_threads_leaves(monkeypatch):

@@ -12,7 +12,6 @@ from qkv.accel.cuda.decode_engine import CUDADecodeEngine
 from qkv.accel.cuda.decode_pool import CUDADecodeStepPool
 from qkv.accel.cuda.fused_modules import find_fused_replacement
 from qkv.accel.cuda.packed_encoder import PackedEncoder
-from qkv.accel.cuda.precision import CUDNN_TF32_DISABLED
 from qkv.accel.support import reason_modules_are_unsupported
 from qkv.accel.swap import EngineWithModules, ModuleSwap
 from qkv.choices import BackendName, NormPosition
@@ -21,6 +20,7 @@ from qkv.generation.decode_engine import DecodeEngine, eager_engine
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Block
 from qkv.nn.positions import ConcatenatedSinusoidalPositions, RotaryEmbedding
+from qkv.utils import CUDNN_TF32_DISABLED
 
 
 @dataclass(frozen=True, eq=False)
