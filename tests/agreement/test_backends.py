@@ -352,7 +352,7 @@ def test_accelerated_modules_share_parameters_and_give_the_same_gradients(
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     expected = outputs_and_gradients(model, device)
     swap = accelerated(model, mode)
-    is_replaced = device.type == "cuda" or family == "gpt" and mode == "train"
+    is_replaced = device.type == "cuda" or (family == "gpt" and mode == "train")
     assert bool(swap.replacements) is is_replaced
     with swap:
         inside, inside_parameters = dict(model.named_modules()), dict(model.named_parameters())
