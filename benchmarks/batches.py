@@ -10,7 +10,7 @@ from benchmarks import machine
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions
 from qkv.choices import SpecialTokenStyle, TokenizerKind
-from qkv.config.masking import MaskingConfig
+from qkv.config.recipe import MaskingConfig
 from qkv.data.masked_batches import MaskedBatches
 from qkv.data.pair_batches import PairBatches
 from qkv.data.pair_store import PairStore, tokenize_and_delete_pair_texts, write_pair_texts_and_counts

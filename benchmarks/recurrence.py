@@ -12,7 +12,7 @@ from benchmarks import machine
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions
 from qkv.config import RNNConfig, Seq2SeqConfig
-from qkv.config.files import load_config
+from qkv.config.model import load_config
 from qkv.cost import Mode, Precision, Workload, compare_attention_with_rnn_costs, count_parameters
 from qkv.engines import decode_engine
 from qkv.generation import translate

@@ -97,7 +97,7 @@ class Version:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
-        self.is_old = "vocabulary_size" in (root / "src/qkv/config/families.py").read_text(encoding="utf-8")
+        self.is_old = "vocabulary_size" in (root / "src/qkv/config/model.py").read_text(encoding="utf-8")
         folder.mkdir()
 
     def run(self, *arguments: str, lines: list[str] | None = None) -> str:

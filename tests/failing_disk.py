@@ -9,7 +9,7 @@ from unittest import mock
 
 from safetensors import SafetensorError
 
-from qkv.weights import atomic_folder
+from qkv.weights import checkpoint_folder
 
 
 class FailingDisk:
@@ -36,7 +36,7 @@ class FailingDisk:
 
         return wrapper
 
-    def save_file(self, tensors, path, metadata=None, *, real=atomic_folder.save_file):
+    def save_file(self, tensors, path, metadata=None, *, real=checkpoint_folder.save_file):
         if self.should_fail("save_file"):
             path.write_bytes(b"half")
             raise SafetensorError(
@@ -53,7 +53,7 @@ def failing_disk(
     disk = FailingDisk(fail_at, error_number, keeps_failing=keeps_failing)
     calls = [(os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "chmod"), (os, "truncate"), (io, "open")]
     patches = [mock.patch.object(module, name, disk.wrap(name, getattr(module, name))) for module, name in calls]
-    patches.append(mock.patch.object(atomic_folder, "save_file", disk.save_file))
+    patches.append(mock.patch.object(checkpoint_folder, "save_file", disk.save_file))
     for patch in patches:
         patch.start()
     try:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from qkv.choices import ProfileCategory
-from qkv.cli.profile_report import FASTER_THAN_BOUND, print_profile
+from qkv.cli.output import FASTER_THAN_BOUND, print_profile
 from qkv.data import prepare_store
 from qkv.tasks import load
 from qkv.training.profiler import DeviceRates, Profile
 from qkv.training.run_folder import RunFolder, TrainingProgress
-from qkv.weights.atomic_folder import read_safetensors
+from qkv.weights.checkpoint_folder import read_safetensors
 from tests.cli.answers import assert_only_error
 from tests.tasks.small_gpt import save_task, small_gpt
 from tests.training.runs import recipe

@@ -59,7 +59,7 @@ def test_fill_as_json_has_ids_and_probabilities(command, folder, task):
 
 
 def test_classify_keeps_the_order_of_lines(command, folder, task, monkeypatch):
-    monkeypatch.setattr("qkv.cli.text_inputs.TEXTS_PER_BATCH", 3)
+    monkeypatch.setattr("qkv.cli.options.TEXTS_PER_BATCH", 3)
     lines = [*LINES, "the cat\tsat", "\tx"]
     answer = command("classify", folder, stdin="\n".join(lines).encode())
     texts = [tuple(line.split("\t")) if "\t" in line else line for line in lines]
@@ -97,7 +97,7 @@ def test_next_sentence_prints_the_probability_of_a_pair(command, folder, task):
     [([], {}), (["--pooling", "cls"], {"pooling": "cls"}), (["--no-normalize"], {"normalize": False})],
 )
 def test_embed_saves_one_row_per_line(command, folder, task, tmp_path, monkeypatch, options, settings):
-    monkeypatch.setattr("qkv.cli.text_inputs.TEXTS_PER_BATCH", 2)
+    monkeypatch.setattr("qkv.cli.options.TEXTS_PER_BATCH", 2)
     answer = command("embed", folder, "--out", tmp_path / "x.npy", *options, stdin="\n".join(LINES).encode())
     saved_table = np.load(tmp_path / "x.npy")
     assert answer.out == ""
@@ -140,7 +140,7 @@ def test_similar_reports_a_model_that_was_not_trained_to_compare_texts(command, 
 
 
 def test_lines_without_a_mask_are_printed_unchanged_and_reported(command, folder, task, monkeypatch):
-    monkeypatch.setattr("qkv.cli.text_inputs.TEXTS_PER_BATCH", 2)
+    monkeypatch.setattr("qkv.cli.options.TEXTS_PER_BATCH", 2)
     answer = command("fill", folder, "-n", 1, stdin=b"a [MASK]\na cat\n\n \nthe [MASK]\n")
     lines = answer.out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [
@@ -169,7 +169,7 @@ def test_a_blank_query_has_no_matches(command, folder, tmp_path):
 
 
 def test_long_texts_are_rejected_or_truncated(command, folder, monkeypatch):
-    monkeypatch.setattr("qkv.cli.text_inputs.TEXTS_PER_BATCH", 1)
+    monkeypatch.setattr("qkv.cli.options.TEXTS_PER_BATCH", 1)
     answer = command("classify", folder, "x", LONG, LONG)
     assert (answer.status, len(answer.out.splitlines())) == (2, 1)
     assert answer.err.startswith("qkv: error: ")

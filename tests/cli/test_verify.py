@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from qkv.weights import model_loader
+from qkv.weights import checkpoint_folder
 from qkv.weights.save import save_hf
 from tests.cli.answers import assert_only_error
 from tests.tasks.test_verification import too_large
@@ -22,7 +22,7 @@ def test_the_table_has_one_row_per_check_with_a_reason_at_the_end(command, model
     assert (answer.status, answer.err) == (0, "")
     header, *lines = answer.out.splitlines()
     assert header.split() == ["CHECK", "COMPARED", "DIFFERENCE", "LIMIT", "SECONDS", "RESULT"]
-    assert len(lines) == 16
+    assert len(lines) == 18
     assert lines[1].startswith("cached ")
     assert lines[1].endswith("  passed")
     assert "not checked: " in lines[-1]
@@ -30,7 +30,7 @@ def test_the_table_has_one_row_per_check_with_a_reason_at_the_end(command, model
 
 
 def test_a_failed_check_has_exit_status_1(command, model, monkeypatch, tmp_path):
-    monkeypatch.setattr(model_loader, "dequantize_int8_matrices", too_large)
+    monkeypatch.setattr(checkpoint_folder, "dequantize_int8_matrices", too_large)
     (tmp_path / "texts").write_text("The cat sat on the mat.\n\nThen both slept.\n")
     answer = command("verify", model, "--quick", "--json", "--text", tmp_path / "texts")
     assert (answer.status, answer.err) == (1, "")

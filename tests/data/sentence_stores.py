@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from qkv.choices import TokenizerKind
-from qkv.config.masking import MaskingConfig
+from qkv.config.recipe import MaskingConfig
 from qkv.data.masked_batches import MaskedBatches
 from qkv.data.sentence_store import SentenceStore, prepare_sentence_store
 from qkv.text import Tokenizer, train_tokenizer

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
-from qkv.config.masking import MaskingConfig
+from qkv.config.recipe import MaskingConfig
 from qkv.data import prefetch
 from qkv.data.keyed_random import keyed_uint64, keyed_uniform
 from qkv.data.masking import TokenMasker

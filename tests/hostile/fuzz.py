@@ -13,8 +13,8 @@ import atheris
 with atheris.instrument_imports(include=["qkv.text", "qkv.data", "qkv.weights", "gguf"]):
     from qkv.data.labeled_texts import read_labeled_texts
     from qkv.errors import QKVError
-    from qkv.text.sentencepiece_file import read_sentencepiece
-    from qkv.weights.atomic_folder import check_folder_matches_manifest, read_json_object
+    from qkv.text.sentencepiece import read_sentencepiece
+    from qkv.weights.checkpoint_folder import check_folder_matches_manifest, read_json_object
     from qkv.weights.gguf_file import read_gguf
     from qkv.weights.llama2c import read_llama2c
 

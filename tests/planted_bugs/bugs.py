@@ -37,15 +37,13 @@ from qkv.nn.mask import Mask
 from qkv.nn.norm import LayerNorm
 from qkv.nn.positions import PositionInfo
 from qkv.nn.recurrent import BidirectionalRecurrentEncoder
-from qkv.text.encodings import encode_texts, encode_truncated
-from qkv.text.streaming_decoder import StreamingDecoder
-from qkv.text.tokenizer import Encoding
-from qkv.text.word_indices import _count_new_words
+from qkv.text.token_display import _count_new_words
+from qkv.text.tokenizer import Encoding, StreamingDecoder, encode_texts, encode_truncated
 from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.optimizer import build_optimizers, load_optimizer_state
 from qkv.training.schedule import learning_rate
 from qkv.training.step import accumulate_gradients
-from qkv.weights.int8_storage import INT8_MAX, quantize_rows
+from qkv.weights.checkpoint_folder import INT8_MAX, quantize_rows
 from qkv.weights.rotary_layout import interleaved_to_halves
 from qkv.weights.state_dict import _LoadTarget
 from tests.planted_bugs.patching import replace_everywhere

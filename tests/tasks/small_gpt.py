@@ -8,7 +8,7 @@ from qkv.choices import TokenizerKind
 from qkv.config import GPTConfig
 from qkv.tasks import LanguageModel
 from qkv.text import Tokenizer, save_tokenizer
-from qkv.weights.atomic_folder import write_folder_atomically_with_manifest
+from qkv.weights.checkpoint_folder import write_folder_atomically_with_manifest
 from tests.agreement.model_strategies import build_random_model
 from tests.text.samples import trained
 

@@ -15,7 +15,7 @@ from qkv.generation.decode_engine import right_pad_sequences
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks import Translator
 from qkv.text import Tokenizer, save_tokenizer, train_tokenizer
-from qkv.weights.atomic_folder import write_folder_atomically_with_manifest
+from qkv.weights.checkpoint_folder import write_folder_atomically_with_manifest
 from tests.learning.training_loop import train_on_samples
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]

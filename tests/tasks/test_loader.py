@@ -73,7 +73,7 @@ def test_a_name_with_one_slash_is_downloaded_from_the_hub(monkeypatch, tmp_path)
     save_hf(random_model("gpt2"), tmp_path / "model")
     names = []
     monkeypatch.setattr(
-        "qkv.tasks.loader.download_safetensors_snapshot", lambda name: names.append(name) or tmp_path / "model"
+        "qkv.weights.hub.download_safetensors_snapshot", lambda name: names.append(name) or tmp_path / "model"
     )
     load("org/some-model.v2")
     assert names == ["org/some-model.v2"]

@@ -32,7 +32,8 @@ LONG = "the cat " * 40
 @pytest.fixture
 def small_batches(monkeypatch):
     """Limit the batch size so that a few texts form several batches, some of them padded."""
-    monkeypatch.setattr("qkv.tasks.batch_encoder.ENCODER_BATCH_TOKENS", {"cpu": 31})
+    monkeypatch.setattr("qkv.engines.CPU_BATCH_TOKENS", 31)
+    monkeypatch.setattr("qkv.accel.cpu.encoder.MAX_BATCH_TOKENS", 31)
 
 
 @given(st.lists(st.integers(1, 19), max_size=23), st.integers(1, 50))

@@ -15,7 +15,7 @@ from qkv.models import RNNSeq2Seq
 from qkv.nn import use_attention_kernel
 from qkv.tasks import Translator, load
 from qkv.tasks.text_utils import contains_term, split_to_fit
-from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
+from qkv.text.token_display import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 from qkv.weights.generation_config import GenerationConfig
 from tests.tasks.small_translator import CONTEXT, WORDS, draw_text, reverse_words, save_translator, small_translator
 

@@ -17,7 +17,7 @@ from qkv.tasks import Translator, load_pretrained
 from qkv.tasks.verification import CHECKS, verify
 from qkv.tasks.verification.case import NotCheckedError, VerificationCase
 from qkv.training import training_state
-from qkv.weights import ctranslate2_export, gguf_file, model_loader, save
+from qkv.weights import checkpoint_folder, ctranslate2_export, gguf_file, save
 from qkv.weights.model_loader import ModelBundle
 from qkv.weights.save import save_hf, save_native
 from tests.agreement.model_strategies import build_random_model
@@ -102,7 +102,7 @@ def published_otherwise(config):
 
 to_lossless_published_config, dequantize_int8_matrices = (
     save.to_lossless_published_config,
-    model_loader.dequantize_int8_matrices,
+    checkpoint_folder.dequantize_int8_matrices,
 )
 
 
@@ -119,7 +119,7 @@ BUGS = {
     "packed": ("gpt", stack, "build_mask", without("documents")),
     "greedy": ("gpt", generate, "choose_next_ids", second_best),
     "beam": ("gpt", decode_engine.GPTDecodeEngine, "reorder", unmoved),
-    "int8 weights": ("gpt", model_loader, "dequantize_int8_matrices", too_large),
+    "int8 weights": ("gpt", checkpoint_folder, "dequantize_int8_matrices", too_large),
     "hf": ("llama", save, "to_lossless_published_config", published_otherwise),
     "gguf": ("llama", gguf_file, "halves_to_interleaved", lambda tensor, **_n: tensor),
 }

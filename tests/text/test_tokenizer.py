@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qkv.choices import SpecialToken, TokenizerKind
 from qkv.errors import InputError
 from qkv.text import MAX_CHUNK_CHARACTERS, Tokenizer, split_into_chunks
-from qkv.text.rust_errors import convert_errors_to_input_error
+from qkv.text.tokenizer import convert_errors_to_input_error
 from tests.text.samples import TEXTS, trained
 
 KINDS = list(TokenizerKind)

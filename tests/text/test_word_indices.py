@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.text import Tokenizer
-from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
+from qkv.text.token_display import token_byte_spans, word_indices_of_ids, word_indices_of_spans
 from tests.text.samples import trained
 from tests.text.test_streaming_decoder import any_ids, byte_fallback
 

@@ -34,9 +34,9 @@ class FileOperations:
 
     def install(self) -> None:
         from qkv.training.run_folder import RunFolder
-        from qkv.weights import atomic_folder
+        from qkv.weights import checkpoint_folder
 
-        sync, save_file = os.fsync, atomic_folder.save_file
+        sync, save_file = os.fsync, checkpoint_folder.save_file
 
         def counting_fsync(handle):
             self.tick("fsync")
@@ -47,7 +47,7 @@ class FileOperations:
             self.tick("half of the weights", lambda: os.truncate(path, path.stat().st_size // 2))
             self.tick("weights")
 
-        os.fsync, atomic_folder.save_file = counting_fsync, counting_save_file
+        os.fsync, checkpoint_folder.save_file = counting_fsync, counting_save_file
         for name in ("save", "delete_old_checkpoints"):
             setattr(RunFolder, name, self._mark_as_saving(getattr(RunFolder, name)))
         sys.addaudithook(self._audit)

@@ -24,7 +24,7 @@ from qkv.training.finetune import (
     freeze_layers_or_add_lora,
 )
 from qkv.training.finetune_data import build_task_with_evaluation_split, sample_rows
-from qkv.weights.atomic_folder import read_safetensors
+from qkv.weights.checkpoint_folder import read_safetensors
 from tests.training.classifiers import BAD, GOOD, reviews, small_bert, small_tokenizer, words
 
 

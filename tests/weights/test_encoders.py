@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from qkv.choices import ProblemType
 from qkv.errors import ConfigError
 from qkv.weights import config_from_published
-from qkv.weights.atomic_folder import check_folder_matches_manifest, read_safetensors
+from qkv.weights.checkpoint_folder import check_folder_matches_manifest, read_safetensors
 from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import assert_same_weights

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import WeightsError
-from qkv.weights.atomic_folder import read_safetensors
-from qkv.weights.int8_storage import dequantize_int8_matrices, quantize_matrices_to_int8
+from qkv.weights.checkpoint_folder import dequantize_int8_matrices, quantize_matrices_to_int8, read_safetensors
 from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_native_int8
 from tests.weights.loaded_models import random_model

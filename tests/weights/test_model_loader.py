@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from qkv.errors import ConfigError, InputError, WeightsError
-from qkv.weights.atomic_folder import read_safetensors
+from qkv.weights.checkpoint_folder import read_safetensors
 from qkv.weights.model_loader import load_model, require_tokenizer
 from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import byte_level_tokenizer, random_model

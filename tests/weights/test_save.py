@@ -9,7 +9,7 @@ import transformers as hf
 from qkv.choices import SpecialToken
 from qkv.errors import ConfigError, InputError
 from qkv.models import build
-from qkv.weights.atomic_folder import check_folder_matches_manifest, read_safetensors
+from qkv.weights.checkpoint_folder import check_folder_matches_manifest, read_safetensors
 from qkv.weights.model_loader import ModelBundle, load_model
 from qkv.weights.save import StorageDType, save_hf
 from tests.weights.loaded_models import SHAPES, assert_same_weights, random_model

@@ -8,7 +8,7 @@ import pytest
 from qkv.choices import Pooling
 from qkv.config import SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
-from qkv.weights.atomic_folder import check_folder_matches_manifest
+from qkv.weights.checkpoint_folder import check_folder_matches_manifest
 from qkv.weights.model_loader import load_model
 from qkv.weights.save import save_hf, save_native_int8
 from tests.weights.loaded_models import assert_same_weights, random_model

@@ -5,7 +5,7 @@ import torch
 
 from qkv.config import BERTConfig, Seq2SeqConfig
 from qkv.errors import WeightsError
-from qkv.weights.size_check import build_unless_config_exceeds_tensors
+from qkv.weights.model_loader import build_unless_config_exceeds_tensors
 
 SMALL = BERTConfig(vocab_size=31, context_length=13, d_model=14, n_heads=2, n_layers=2)
 

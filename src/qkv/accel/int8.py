@@ -18,7 +18,7 @@ from qkv.errors import InputError
 from qkv.models import Model, RNNSeq2Seq
 from qkv.nn import Unembedding
 from qkv.tensors import Logits
-from qkv.weights.int8_storage import quantize_rows
+from qkv.weights.checkpoint_folder import quantize_rows
 
 MIN_ROW_MAX = 1e-30
 """Lower bound for the maximum of a row, which prevents a division by zero in rows of zeros."""

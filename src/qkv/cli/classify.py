@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import BackendName, InferenceDType
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import (
+    BackendOption,
+    DeviceOption,
+    DeviceOptions,
+    DtypeOption,
+    ModelArgument,
+    escape_newlines,
+    iter_input_texts,
+    map_tokenized_texts,
+    split_tab_separated_pairs,
+    tokenize_in_batches_and_report_truncation,
+)
 
 if TYPE_CHECKING:
     from qkv.tasks import Classification
@@ -50,13 +60,6 @@ def classify(
       cut -f1 reviews.tsv | qkv classify sentiment > classes.tsv
       printf 'He was hungry.\\tHe ate an apple.\\n' | qkv classify bert --next-sentence
     """
-    from qkv.cli.text_inputs import (
-        escape_newlines,
-        iter_input_texts,
-        map_tokenized_texts,
-        split_tab_separated_pairs,
-        tokenize_in_batches_and_report_truncation,
-    )
     from qkv.tasks import TextEncoder
 
     task = DeviceOptions(device=device, dtype=dtype, backend=backend).load_task_as_and_print_remarks(TextEncoder, model)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.progress import print_status
+from qkv.cli.output import print_status
 from qkv.errors import InputError
 
 

@@ -12,7 +12,7 @@ from qkv.choices import AttentionKernel
 from qkv.cli.cost_measurement import validated_measurement_device_name
 from qkv.cli.cost_plan import COST_DEVICE_NAMES, calibrate, parse_count, plan
 from qkv.cli.help import SimplifiedMetavarCommand
-from qkv.cli.text_tables import TERMINAL_WIDTH
+from qkv.cli.output import TERMINAL_WIDTH
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def estimate_cost(
       qkv cost plan --params 124M --tokens 2.5B --device h200 --price 3.5
       qkv cost calibrate
     """
-    from qkv.cli.config_lookup import resolve_model_config
+    from qkv.cli.options import resolve_model_config
     from qkv.cost.devices import find_device
     from qkv.cost.estimate import estimate_workload
 
@@ -178,7 +178,7 @@ def _select_format(flags: dict[str, bool]) -> str:
 
 
 def _plot_cost_to_file(estimate: "Estimate", device: "DeviceSpec | None", path: Path) -> None:
-    from qkv.cli.progress import print_status
+    from qkv.cli.output import print_status
     from qkv.cost.devices import find_device
     from qkv.inspection.cost_figures import plot_cost_overview
     from qkv.inspection.figures import save_figure
@@ -252,7 +252,7 @@ def _measure_and_compare_with_prediction(
     estimate: "Estimate", calibration: "Calibration | None", device: str
 ) -> dict[str, Any]:
     """Time one step with random weights and compare it with the prediction, operation by operation."""
-    from qkv.cli.device_options import select_device
+    from qkv.cli.options import select_device
     from qkv.cost import Mode
     from qkv.cost.prediction import predict_time
     from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.device_options import DeviceOption
+from qkv.cli.options import DeviceOption
 from qkv.errors import InputError
 
 COST_DEVICE_NAMES = "a100, h100, h200, b200, l4, rtx4090, mi300x, cpu"
@@ -60,8 +60,8 @@ def plan(
       qkv cost plan --params 7B --tokens 140B --device h100 --gpus 64 --sharding fsdp
       qkv cost plan --model bert-base --tokens 3.3B --device l4
     """
-    from qkv.cli.config_lookup import resolve_model_config
     from qkv.cli.cost_report import format_training_plan
+    from qkv.cli.options import resolve_model_config
     from qkv.cost import training_plan
     from qkv.cost.devices import find_device
     from qkv.cost.workload import Sharding
@@ -119,8 +119,8 @@ def calibrate(
       qkv cost calibrate
       qkv cost calibrate --device cpu --out cpu.json
     """
-    from qkv.cli.device_options import select_device
-    from qkv.cli.progress import print_status
+    from qkv.cli.options import select_device
+    from qkv.cli.output import print_status
     from qkv.cost.calibration import default_calibration_path, save_calibration
     from qkv.cost.workload import Precision
     from qkv.training.device_calibration import calibrate as measure_kernels

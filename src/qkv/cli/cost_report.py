@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli.text_tables import format_table
+from qkv.cli.output import format_table
 
 if TYPE_CHECKING:
     from qkv.cost import Estimate

@@ -11,6 +11,7 @@ import typer
 from qkv.choices import TokenizerKind
 from qkv.cli.data_split import split
 from qkv.cli.help import SimplifiedMetavarCommand
+from qkv.cli.output import print_status, progress_bar
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def prepare(
       qkv data prepare book.txt --out store --vocab-size 4096
       qkv data prepare stories/ reviews.jsonl --out store --tokenizer my-tokenizer --workers 8
     """
-    from qkv.cli.progress import print_status
     from qkv.data import is_unfinished, prepare_store
     from qkv.data.sentence_store import prepare_sentence_store
     from qkv.data.text_sources import parse_text_sources
@@ -101,7 +101,6 @@ def prepare(
 
 def _prepare_store_and_print_throughput(prepare_function: "Callable[..., TokenStore | SentenceStore]") -> "TokenStore":
     """Prepare a token store, show a progress bar, and print the throughput."""
-    from qkv.cli.progress import print_status, progress_bar
     from qkv.data import TokenStore
 
     started = time.perf_counter()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.output import print_status
+
 
 def split(
     files: Annotated[
@@ -40,7 +42,6 @@ def split(
       qkv data split spa-eng.tsv --dev 2000 --test 3000 --out es-en
       qkv data split spa-eng.tsv --random --out leaky
     """
-    from qkv.cli.progress import print_status
     from qkv.cli.tokenizer import check_output_folder
     from qkv.data.file_io import convert_os_errors_to_disk_error, write_atomically
     from qkv.data.pair_files import PairFile

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.text_tables import TERMINAL_WIDTH
+from qkv.cli.output import TERMINAL_WIDTH
 
 DEMO_COMMANDS = (
     (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from qkv.cli.progress import print_status
+from qkv.cli.output import print_status
 from qkv.errors import ConfigError, DiskError, InputError, QKVError, TrainingError
 
 if TYPE_CHECKING:

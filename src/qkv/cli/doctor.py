@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.text_tables import format_table
+from qkv.cli.options import select_device
+from qkv.cli.output import format_table
 
 EXTRAS = {
     "plot": (("matplotlib",), "figures: --plot, qkv inspect, loss curves"),
@@ -115,7 +116,7 @@ def _backend_rows() -> list[DiagnosticRow]:
     configs = {
         "GPT": GPTConfig(**shape, n_layers=1),
         "BERT": BERTConfig(**shape, n_layers=1),
-        "encoder–decoder": Seq2SeqConfig(**shape, n_encoder_layers=1, n_decoder_layers=1),
+        "seq2seq": Seq2SeqConfig(**shape, n_encoder_layers=1, n_decoder_layers=1),
         "RNN": RNNConfig(**sizes, n_encoder_layers=1, n_decoder_layers=1),
     }
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,12 +124,11 @@ def _backend_rows() -> list[DiagnosticRow]:
     for family, config in configs.items():
         with torch.inference_mode():
             selected, reasons = explain_backends(build(config).eval().to(device))
-        rows.append((f"backend, {family}", selected, "; ".join(f"{name}: {why}" for name, why in reasons.items())))
+        rows.append((f"{family} backend", selected, "; ".join(f"{name}: {why}" for name, why in reasons.items())))
     return rows
 
 
 def _matmul_rate_and_calibration_rows() -> list[DiagnosticRow]:
-    from qkv.cli.device_options import select_device
     from qkv.cost.calibration import list_calibrations
     from qkv.training.recipe_selection import measure_matmul_flops
 

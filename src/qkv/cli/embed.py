@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import BackendName, InferenceDType, Pooling
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import (
+    BackendOption,
+    DeviceOption,
+    DeviceOptions,
+    DtypeOption,
+    ModelArgument,
+    iter_input_texts,
+    map_tokenized_texts,
+    tokenize_in_batches_and_report_truncation,
+)
+from qkv.cli.output import print_status
 from qkv.errors import DiskError, InputError
 
 if TYPE_CHECKING:
@@ -59,7 +68,6 @@ def embed(
       qkv embed bert "A cat sleeps." "A dog runs."
       qkv embed bert --out vectors.npy --truncate < sentences.txt
     """
-    from qkv.cli.text_inputs import iter_input_texts, map_tokenized_texts, tokenize_in_batches_and_report_truncation
     from qkv.tasks import TextEncoder
 
     if out is not None:
@@ -94,8 +102,6 @@ def _check_npy_output(out: Path, *, as_json: bool) -> None:
 
 def _save_npy_with_nan_rows(vectors: "list[NDArray | None]", out: Path, *, width: int) -> None:
     import numpy as np
-
-    from qkv.cli.progress import print_status
 
     array = np.full((len(vectors), width), np.nan, dtype=np.float32)
     for row, vector in enumerate(vectors):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import BackendName
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions
-from qkv.cli.model_argument import ModelArgument
-from qkv.cli.text_tables import format_table
+from qkv.cli.options import BackendOption, DeviceOption, DeviceOptions, ModelArgument
+from qkv.cli.output import format_table, sequential_progress_bars, track_progress
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -182,7 +181,6 @@ def _print_metrics(result: Mapping[str, Any], *, as_json: bool) -> None:
 def _evaluate_language_model(
     task: "LanguageModel", files: list[Path], *, limit: int | None
 ) -> dict[str, float | int | None]:
-    from qkv.cli.progress import track_progress
     from qkv.data import read_documents
     from qkv.training.evaluation import EvaluationResult
 
@@ -206,7 +204,6 @@ def _evaluate_language_model(
 
 
 def _evaluate_masked_language_model(task: "TextEncoder", files: list[Path]) -> dict[str, float | int | None]:
-    from qkv.cli.progress import sequential_progress_bars
     from qkv.training.bert import evaluate_bert_pretraining
 
     with sequential_progress_bars() as progress:

@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from qkv.cli.device_options import DeviceOptions
-from qkv.cli.progress import print_status, progress_bar
+from qkv.cli.options import TEXTS_PER_BATCH, DeviceOptions
+from qkv.cli.output import print_status, progress_bar
 from qkv.errors import InputError
 
 
@@ -58,7 +58,6 @@ def evaluate_pairs(
 
 
 def _translate_sources(model: str, sources: list[str], beam: int, device_options: DeviceOptions) -> list[str]:
-    from qkv.cli.text_inputs import TEXTS_PER_BATCH
     from qkv.tasks import Translator
 
     task = device_options.load_task_as_and_print_remarks(Translator, model)

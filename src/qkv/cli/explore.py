@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.model_argument import complete_shipped_names
+from qkv.cli.options import complete_shipped_names
 from qkv.errors import MissingExtraError
 
 ModelsArgument = Annotated[

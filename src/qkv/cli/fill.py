@@ -7,8 +7,19 @@ from typing import Annotated
 import typer
 
 from qkv.choices import BackendName, InferenceDType, SpecialToken
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import (
+    BackendOption,
+    DeviceOption,
+    DeviceOptions,
+    DtypeOption,
+    ModelArgument,
+    escape_newlines,
+    is_blank,
+    iter_input_texts,
+    map_tokenized_texts,
+    tokenize_in_batches_and_report_truncation,
+)
+from qkv.cli.output import print_status
 
 
 def fill(
@@ -40,14 +51,6 @@ def fill(
       qkv fill bert "He drank a [MASK] of [MASK]." -n 3
       qkv fill bert --json < sentences.txt
     """
-    from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import (
-        escape_newlines,
-        is_blank,
-        iter_input_texts,
-        map_tokenized_texts,
-        tokenize_in_batches_and_report_truncation,
-    )
     from qkv.tasks import TextEncoder
 
     task = DeviceOptions(device=device, dtype=dtype, backend=backend).load_task_as_and_print_remarks(TextEncoder, model)

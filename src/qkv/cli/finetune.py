@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from qkv.choices import BackendName, ProblemType
-from qkv.cli.device_options import BackendOption, DeviceOption, next_run_folder, select_device
-from qkv.cli.model_argument import complete_shipped_names
-from qkv.cli.option_checks import Context, reject_other_options
-from qkv.cli.progress import print_status, sequential_progress_bars
-from qkv.cli.text_tables import format_table
+from qkv.cli.options import (
+    BackendOption,
+    Context,
+    DeviceOption,
+    complete_shipped_names,
+    next_run_folder,
+    reject_other_options,
+    select_device,
+)
+from qkv.cli.output import format_table, print_status, sequential_progress_bars
 from qkv.errors import InputError
 
 if TYPE_CHECKING:

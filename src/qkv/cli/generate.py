@@ -10,9 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import BackendName, InferenceDType
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption, Int8Option
-from qkv.cli.model_argument import ModelArgument
-from qkv.cli.profile_report import ProfileOption, TraceOption, check_trace_path
+from qkv.cli.options import (
+    BackendOption,
+    DeviceOption,
+    DeviceOptions,
+    DtypeOption,
+    Int8Option,
+    ModelArgument,
+    iter_input_texts,
+)
+from qkv.cli.output import (
+    ProfileOption,
+    TraceOption,
+    check_trace_path,
+    print_backend,
+    print_profile,
+    print_status,
+    silence_profiler,
+)
 from qkv.errors import InputError, WeightsError
 
 if TYPE_CHECKING:
@@ -40,6 +55,7 @@ class GenerateOptions:
     beam: int | None
     n_best: int
     length_penalty: float
+    int8: bool
     stream: bool
     steps: bool
     logprobs: bool
@@ -51,7 +67,8 @@ class GenerateOptions:
         """Raise `InputError` if a value is invalid or if options cannot be combined."""
         from qkv.generation import StopStringFilter
 
-        check_trace_path(self.trace)
+        if self.trace is not None:
+            check_trace_path(self.trace)
         output_flags = {"--stream": self.stream, "--show-steps": self.steps, "--logprobs": self.logprobs}
         used_flags = [flag for flag, is_used in output_flags.items() if is_used]
         if self.is_profiled and (self.stream or self.steps or self.beam is not None):
@@ -210,6 +227,7 @@ def generate(
         beam=beam,
         n_best=n_best,
         length_penalty=length_penalty,
+        int8=int8,
         stream=stream,
         steps=steps,
         logprobs=logprobs,
@@ -218,7 +236,6 @@ def generate(
         as_json=as_json,
     )
     options.check()
-    from qkv.cli.text_inputs import iter_input_texts
     from qkv.tasks import LanguageModel
 
     prompt_texts = list(iter_input_texts(prompts))
@@ -233,7 +250,8 @@ def generate(
 
 def _report_earlier_best_checkpoint(run: Path) -> None:
     """Print which checkpoint of the run was loaded, unless the best checkpoint is also the last one."""
-    from qkv.cli.progress import print_status
+    if not (run / "checkpoints").is_dir():
+        return
     from qkv.training.run_folder import RunFolder, load_progress
 
     folder = RunFolder(run)
@@ -292,7 +310,7 @@ def _generate_and_print(task: "LanguageModel", prompts: list[str], options: Gene
             sampling=options.sampling_config,
         )
         if options.is_profiled:
-            continuations = _warm_up_and_print_generation_profile(task, prompts, generate_batch, options.trace)
+            continuations = _warm_up_and_print_generation_profile(task, prompts, generate_batch, options)
         else:
             continuations = generate_batch()
         for prompt, continuation in zip(prompts, continuations, strict=True):
@@ -300,20 +318,25 @@ def _generate_and_print(task: "LanguageModel", prompts: list[str], options: Gene
 
 
 def _warm_up_and_print_generation_profile(
-    task: "LanguageModel", prompts: list[str], generate_batch: "Callable[[], list[Continuation]]", trace: Path | None
+    task: "LanguageModel",
+    prompts: list[str],
+    generate_batch: "Callable[[], list[Continuation]]",
+    options: GenerateOptions,
 ) -> "list[Continuation]":
     """Generate text under the profiler and print the profile."""
-    from qkv.cli.profile_report import print_backend, print_profile, silence_profiler
     from qkv.engines import explain_backends
     from qkv.training.profiler import time_then_profile_generation
 
     # The first call packs the weights and selects kernels. The lengths of its results determine the expected cost.
-    expected = _estimate_single_batch_generation_cost(task, prompts, generate_batch())
+    continuations = generate_batch()
+    expected = None if options.int8 else _estimate_single_batch_generation_cost(task, prompts, continuations)
     device = task.model.embedding.token.weight.device
     silence_profiler()
-    continuations, profile = time_then_profile_generation(generate_batch, device, expected=expected, trace=trace)
+    continuations, profile = time_then_profile_generation(
+        generate_batch, device, expected=expected, trace=options.trace
+    )
     n_new = sum(len(continuation.ids) for continuation in continuations)
-    reason = "the cost of int8 is not estimated" if _is_int8(task) else "the prompts do not fit into one batch"
+    reason = "the cost of int8 is not estimated" if options.int8 else "the prompts do not fit into one batch"
     workload = f"{n_new:,} new token{'s' * (n_new != 1)}, {len(prompts):,} prompt{'s' * (len(prompts) != 1)}"
     print_profile(profile, workload, no_bound_reason=reason)
     print_backend(*explain_backends(task.model, task.backend))
@@ -323,12 +346,12 @@ def _warm_up_and_print_generation_profile(
 def _estimate_single_batch_generation_cost(
     task: "LanguageModel", prompts: list[str], continuations: "list[Continuation]"
 ) -> "Estimate | None":
-    """Estimate the cost of generating one batch, or return None for several batches or int8, which are not modeled."""
+    """Estimate the cost of generating one batch, or return None for several batches, which are not modeled."""
     from qkv.cost import Mode, estimate
     from qkv.tasks.language_model import PROMPTS_PER_BATCH
 
     weight = task.model.embedding.token.weight
-    if len(continuations) > PROMPTS_PER_BATCH or _is_int8(task):
+    if len(continuations) > PROMPTS_PER_BATCH:
         return None
     return estimate(
         task.model.config,
@@ -341,10 +364,6 @@ def _estimate_single_batch_generation_cost(
     )
 
 
-def _is_int8(task: "LanguageModel") -> bool:
-    return task.model.unembedding.int8 is not None
-
-
 def _rounded_mean(numbers: "Iterable[int]") -> int:
     from statistics import mean
 
@@ -354,7 +373,6 @@ def _rounded_mean(numbers: "Iterable[int]") -> int:
 def _print_continuation(
     task: "LanguageModel", prompt: str, continuation: "Continuation", options: GenerateOptions
 ) -> None:
-    from qkv.cli.progress import print_status
     from qkv.generation import FinishReason
 
     if options.as_json:

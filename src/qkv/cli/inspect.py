@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import AttentionStack, ViewKind
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import ModelArgument, is_blank, iter_input_texts
+from qkv.cli.output import print_status
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -168,7 +169,6 @@ def inspect(
         masked_edges=mask_edge or [],
     )
     _check_inspect_options(options, plot, texts)
-    from qkv.cli.text_inputs import is_blank, iter_input_texts
 
     task = None if view is ViewKind.TIMELINE else _load_task_and_print_remarks(model)
     for number, text in enumerate(iter_input_texts(texts)):
@@ -224,7 +224,6 @@ def _check_inspect_options(options: InspectOptions, plot: Path | None, texts: li
 
 
 def _load_task_and_print_remarks(model: str) -> "Task":
-    from qkv.cli.progress import print_status
     from qkv.tasks import TextEncoder, load
 
     task = load(model)
@@ -248,7 +247,6 @@ def _prepare_model_input(task: "Task", options: InspectOptions, text: str) -> "M
 
 def _build_view_and_describe_changes(task: "Task", options: InspectOptions, text: str) -> "tuple[View, list[str]]":
     """Run the model on a text, and return the view and descriptions of interventions that are not part of the view."""
-    from qkv.cli.progress import print_status
     from qkv.inspection import (
         apply_interventions,
         coreference,
@@ -369,7 +367,6 @@ def _parse_position_or_word(tokens: "TokenizedText", value: str | None) -> int:
 
 
 def _build_checkpoint_timeline(options: InspectOptions, text: str) -> "View":
-    from qkv.cli.progress import print_status
     from qkv.inspection import checkpoint_timeline
     from qkv.tasks import load
     from qkv.training.run_folder import RunFolder
@@ -389,7 +386,6 @@ def _build_checkpoint_timeline(options: InspectOptions, text: str) -> "View":
 
 
 def _plot_to_file(view: "View", text: str, changes: list[str], path: Path) -> None:
-    from qkv.cli.progress import print_status
     from qkv.inspection import plot_view
     from qkv.inspection.figures import save_figure
 

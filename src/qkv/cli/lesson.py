@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.text_tables import format_table
+from qkv.cli.output import format_table
 from qkv.errors import InputError
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.text_tables import TERMINAL_WIDTH, format_table
+from qkv.cli.options import resolve_model_config
+from qkv.cli.output import TERMINAL_WIDTH, format_table
 from qkv.errors import InputError, QKVError
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ def _local_models(folders: list[Path]) -> "Iterator[ModelEntry]":
 
 
 def _describe_local_model(folder: Path, newest_checkpoint: Path, n_bytes: int) -> ModelEntry:
-    from qkv.cli.config_lookup import resolve_model_config
     from qkv.cost import count_parameters
 
     task, n_parameters, scores = "–", 0, {}

@@ -7,8 +7,18 @@ from typing import Annotated
 import typer
 
 from qkv.choices import BackendName
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import (
+    BackendOption,
+    DeviceOption,
+    DeviceOptions,
+    ModelArgument,
+    escape_newlines,
+    iter_file_or_stdin_lines,
+    iter_input_texts,
+    map_tokenized_texts,
+    tokenize_in_batches_and_report_truncation,
+)
+from qkv.cli.output import print_status
 from qkv.errors import InputError
 
 
@@ -44,13 +54,6 @@ def similar(
     """
     import torch
 
-    from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import (
-        escape_newlines,
-        iter_input_texts,
-        map_tokenized_texts,
-        tokenize_in_batches_and_report_truncation,
-    )
     from qkv.tasks import TextEncoder
     from qkv.tasks.similarity import find_nearest_by_dot_product
 
@@ -84,8 +87,6 @@ def similar(
 
 def _read_nonblank_lines(file: Path) -> list[tuple[int, str]]:
     """Read the nonblank lines of a file with their line numbers."""
-    from qkv.cli.text_inputs import iter_file_or_stdin_lines
-
     if file.is_dir():
         raise InputError(f"--among {file}: must be a file, got a folder")
     if not file.is_file():

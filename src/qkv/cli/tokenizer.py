@@ -8,6 +8,8 @@ import typer
 
 from qkv.choices import SpecialTokenStyle, TokenizerKind
 from qkv.cli.help import SimplifiedMetavarCommand
+from qkv.cli.options import iter_input_texts
+from qkv.cli.output import print_status, progress_bar
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +59,6 @@ def train_and_save(
       qkv tokenizer train book.txt --out my-tokenizer --vocab-size 4096
       qkv tokenizer train pairs.tsv --field 2 --out words --kind wordpiece --lowercase
     """
-    from qkv.cli.progress import print_status
     from qkv.text import save_tokenizer
 
     check_output_folder(out)
@@ -105,7 +106,6 @@ def show_token_offsets(
       qkv tokenizer show bert "The cat sat."
       qkv tokenizer show vocab.txt --json < lines.txt
     """
-    from qkv.cli.text_inputs import iter_input_texts
     from qkv.text import load_tokenizer
     from qkv.zoo import shipped_model_folders
 
@@ -128,7 +128,6 @@ def train_tokenizer_on_files(
     field: str = "text",
 ) -> "Tokenizer":
     """Train a tokenizer on the texts in the given files while showing a progress bar."""
-    from qkv.cli.progress import progress_bar
     from qkv.data import read_text_chunks
     from qkv.text import train_tokenizer
 

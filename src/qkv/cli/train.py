@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.choices import BackendName
-from qkv.cli.device_options import BackendOption, DeviceOption, next_run_folder, select_device
-from qkv.cli.option_checks import Context, reject_other_options
-from qkv.cli.profile_report import ProfileOption, TraceOption
+from qkv.cli.options import BackendOption, Context, DeviceOption, next_run_folder, reject_other_options, select_device
+from qkv.cli.output import ProfileOption, TraceOption
 from qkv.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from qkv.cli.progress import print_status
+from qkv.cli.output import print_status
 from qkv.cost.run_estimate import RunEstimate
 from qkv.errors import QKVError
 from qkv.training import Trainer

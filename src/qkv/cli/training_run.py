@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.choices import BackendName
-from qkv.cli.progress import print_status, sequential_progress_bars
+from qkv.cli.output import (
+    check_trace_path,
+    print_backend,
+    print_profile,
+    print_status,
+    sequential_progress_bars,
+    silence_profiler,
+)
 from qkv.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -35,9 +42,8 @@ class RunOptions:
 
     def check(self) -> None:
         """Check, before the run starts, that the trace path is valid and that required packages are installed."""
-        from qkv.cli.profile_report import check_trace_path
-
-        check_trace_path(self.trace)
+        if self.trace is not None:
+            check_trace_path(self.trace)
         if self.tensorboard:
             from qkv.inspection.tensorboard import import_tensorboard
 
@@ -295,7 +301,6 @@ def _profile_training_steps(
     options: RunOptions,
 ) -> None:
     """Profile a few training steps of a temporary model and print the profile."""
-    from qkv.cli.profile_report import print_backend, print_profile, silence_profiler
     from qkv.engines import explain_training_backends
     from qkv.training import build_trainer
     from qkv.training.profiler import profile_training

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.choices import BackendName, InferenceDType
-from qkv.cli.device_options import BackendOption, DeviceOption, DeviceOptions, DtypeOption, Int8Option
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import (
+    TEXTS_PER_BATCH,
+    BackendOption,
+    DeviceOption,
+    DeviceOptions,
+    DtypeOption,
+    Int8Option,
+    ModelArgument,
+    is_blank,
+    iter_input_texts,
+)
+from qkv.cli.output import print_status
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,7 +154,6 @@ def translate(
       qkv translate es-en "No lo sé." --n-best 5 --json
       qkv translate es-en --alignment < sentences.txt
     """
-    from qkv.cli.text_inputs import iter_input_texts
     from qkv.config import BeamConfig
 
     beam_config = BeamConfig(
@@ -174,7 +183,6 @@ def translate(
 
 
 def _load_translator_and_print_remarks(model: str, device_options: DeviceOptions, prefix: str | None) -> "Translator":
-    from qkv.cli.progress import print_status
     from qkv.tasks import Translator, load_as
 
     task = load_as(
@@ -194,9 +202,6 @@ def _translate_and_print_batches(
     output: TranslationOutputOptions,
 ) -> None:
     """Translate the texts in batches and print the translations. Texts are split into sentences if requested."""
-    from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import TEXTS_PER_BATCH
-
     is_split = task.splits_by_default and output.is_plain if output.split is None else output.split
     line_numbers = count(1)
     while batch := list(islice(texts, TEXTS_PER_BATCH)):
@@ -230,9 +235,6 @@ def read_glossary(path: Path) -> dict[str, str]:
 
 def _print_blank_argument_warnings(arguments: list[str]) -> None:
     """Print a warning about blank texts among the arguments, but not about blank lines of standard input."""
-    from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import is_blank
-
     for number, text in enumerate(arguments, 1):
         if is_blank(text):
             print_status(f"line {number}: the text is blank")
@@ -240,7 +242,6 @@ def _print_blank_argument_warnings(arguments: list[str]) -> None:
 
 def _report_truncated_and_empty(line_number: int, translations: "list[Translation]") -> None:
     """Print warnings about truncated and empty translations, which users might not notice in the output."""
-    from qkv.cli.progress import print_status
     from qkv.generation import FinishReason
 
     for translation in translations:
@@ -254,9 +255,6 @@ def _report_truncated_and_empty(line_number: int, translations: "list[Translatio
 
 def _print_translation(text: str, translations: "list[Translation]", output: TranslationOutputOptions) -> None:
     """Print the translation of a text, given the translations of its parts."""
-    from qkv.cli.progress import print_status
-    from qkv.cli.text_inputs import is_blank
-
     first = translations[0]
     if output.as_json:
         print(json.dumps(_translation_to_dict(text, first), ensure_ascii=False))

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.device_options import DeviceOption
-from qkv.cli.model_argument import ModelArgument
-from qkv.cli.progress import sequential_progress_bars
-from qkv.cli.text_tables import format_table
+from qkv.cli.options import DeviceOption, ModelArgument, iter_file_or_stdin_lines
+from qkv.cli.output import format_table, sequential_progress_bars
 
 if TYPE_CHECKING:
     from qkv.tasks.verification import CheckResult
@@ -47,7 +45,6 @@ def verify(
     from dataclasses import asdict
 
     from qkv.choices import CheckStatus
-    from qkv.cli.text_inputs import iter_file_or_stdin_lines
     from qkv.tasks.verification import DEFAULT_TEXTS
     from qkv.tasks.verification import verify as run_checks
 

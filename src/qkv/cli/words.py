@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.device_options import DeviceOption, DeviceOptions
-from qkv.cli.model_argument import ModelArgument
+from qkv.cli.options import DeviceOption, DeviceOptions, ModelArgument, escape_newlines, is_blank, iter_input_texts
 from qkv.errors import InputError
 
 
@@ -43,7 +42,6 @@ def words(
       qkv words stories king queen dog cat run walk --plot words.png
       qkv words stories "He sat by the [light]." "The box was very [light]." light
     """
-    from qkv.cli.text_inputs import escape_newlines, is_blank, iter_input_texts
     from qkv.inspection.figures import check_figure_path, save_figure
     from qkv.tasks import LanguageModel, TextEncoder
     from qkv.tasks.word_vectors import word_vectors

@@ -4,23 +4,33 @@ Configs are frozen and validated on construction. This package never imports tor
 """
 
 from qkv.config.base import Config
-from qkv.config.families import (
+from qkv.config.model import (
     BERTConfig,
     GPTConfig,
+    ModelConfig,
     RNNConfig,
     RopeScaling,
     SentenceEmbedding,
     Seq2SeqConfig,
     TransformerConfig,
+    config_from_dict,
+    load_config,
+    save_config,
 )
-from qkv.config.files import ModelConfig, config_from_dict, load_config, save_config
-from qkv.config.finetune import FinetuningConfig, FinetuningSettings, load_finetuning
-from qkv.config.masking import MaskingConfig
-from qkv.config.pairs import PairsConfig
 from qkv.config.presets import PRESETS, preset
-from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig, load_recipe
+from qkv.config.recipe import (
+    DataConfig,
+    FinetuningConfig,
+    FinetuningSettings,
+    MaskingConfig,
+    PairsConfig,
+    Recipe,
+    TokenizerConfig,
+    TrainingConfig,
+    load_finetuning,
+    load_recipe,
+)
 from qkv.config.sampling import BeamConfig, SamplingConfig
-from qkv.config.training import TrainingConfig
 
 __all__ = [
     "PRESETS",

@@ -5,8 +5,7 @@ from typing import Any
 
 from qkv.choices import Activation, NormKind, NormPosition, PositionKind
 from qkv.config.base import did_you_mean_suffix
-from qkv.config.families import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
-from qkv.config.files import ModelConfig
+from qkv.config.model import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 A document is a text file, a section of it between <|endoftext|> lines, a JSON line or a table row. JSON and table lines
 are read into memory as a whole. Other long documents are read in chunks, which are split at points that do not affect
-their tokens (see `qkv.text.chunks`). Whitespace around documents is removed and empty documents are skipped.
+their tokens (see `qkv.text.tokenizer`). Whitespace around documents is removed and empty documents are skipped.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from pathlib import Path
 from qkv.data.text_sources import ProgressCallback, TextSource, open_raw_and_decompressed, parse_text_sources
 from qkv.errors import InputError
 from qkv.text import END_OF_TEXT, MAX_CHUNK_CHARACTERS, split_into_chunks
-from qkv.text.chunks import find_last_split_point_or_stop
+from qkv.text.tokenizer import find_last_split_point_or_stop
 
 _BLOCK_BYTES = 1 << 20
 _SEPARATOR = re.compile(rf"^[^\S\n]*{re.escape(END_OF_TEXT)}[^\S\n]*$", re.MULTILINE)

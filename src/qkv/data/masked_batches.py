@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from qkv.choices import SpecialToken
-from qkv.config.masking import MaskingConfig
+from qkv.config.recipe import MaskingConfig
 from qkv.data.keyed_random import Indices, rank_row_range
 from qkv.data.masking import TokenMasker
 from qkv.data.next_sentence import SegmentPairSampler, SegmentPairSpans

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.choices import SpecialToken
-from qkv.config.masking import MaskingConfig
+from qkv.config.recipe import MaskingConfig
 from qkv.data.keyed_random import Indices, keyed_uint64, keyed_uniform
 from qkv.errors import InputError
 from qkv.tensors import IGNORE_INDEX

@@ -9,9 +9,13 @@ from qkv.choices import AttentionStack, SpecialToken
 from qkv.errors import ContextLengthError, InputError
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
 from qkv.text import Tokenizer
-from qkv.text.streaming_decoder import StreamingDecoder
-from qkv.text.token_display import token_text_or_vocabulary_name
-from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
+from qkv.text.token_display import (
+    token_byte_spans,
+    token_text_or_vocabulary_name,
+    word_indices_of_ids,
+    word_indices_of_spans,
+)
+from qkv.text.tokenizer import StreamingDecoder
 
 
 @runtime_checkable

@@ -1,6 +1,5 @@
 """Format the `repr` of tasks."""
 
-from qkv.cost import count_parameters
 from qkv.models import Model
 
 
@@ -9,6 +8,8 @@ def task_repr_prefix(class_name: str, model: Model, name: str) -> str:
 
     For example: `LanguageModel(stories, gpt, 12,205,056 parameters, context 512`.
     """
+    from qkv.cost import count_parameters
+
     parts = [
         model.config.family,
         f"{count_parameters(model.config).total:,} parameters",

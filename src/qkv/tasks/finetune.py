@@ -19,8 +19,7 @@ from qkv.data.labeled_texts import LabeledTexts, labeled_texts_from_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
 from qkv.inspection.confusion import plot_confusion_matrix
 from qkv.inspection.loss_curve import plot_loss_curve
-from qkv.tasks.devices import resolve_device
-from qkv.tasks.loader import load_as
+from qkv.tasks.loader import load_as, resolve_device
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune_or_resume
 from qkv.training.finetune_data import (
@@ -31,7 +30,7 @@ from qkv.training.finetune_data import (
 )
 from qkv.training.loop import MetricsCallback
 from qkv.training.run_folder import LogFunction, RunFolder
-from qkv.weights.atomic_folder import hash_file
+from qkv.weights.checkpoint_folder import hash_file
 
 CONFIG_FILE = "finetune.toml"
 DIGEST_FILE = "data.json"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qkv.choices import BackendName, SpecialToken
 from qkv.config import BeamConfig, SamplingConfig
@@ -22,7 +22,9 @@ from qkv.models import GPT
 from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.log_likelihood import document_nll_sums
 from qkv.text import StreamingDecoder, Tokenizer
-from qkv.training.evaluation import EvaluationResult
+
+if TYPE_CHECKING:
+    from qkv.training.evaluation import EvaluationResult
 
 PROMPTS_PER_BATCH = 32
 """The number of prompts per batch. Larger batches need more memory without being faster."""
@@ -192,17 +194,19 @@ class LanguageModel:
             )
         return [begin]
 
-    def score(self, document: str) -> EvaluationResult:
+    def score(self, document: str) -> "EvaluationResult":
         """Compute the negative log-likelihood of a document. See `score_documents`."""
         return next(self.score_documents([document]))
 
-    def score_documents(self, documents: Iterable[str]) -> Iterator[EvaluationResult]:
+    def score_documents(self, documents: Iterable[str]) -> "Iterator[EvaluationResult]":
         """Compute the negative log-likelihood of each document, in batches of similar length, and yield them in order.
 
         Leading and trailing whitespace is removed. The begin token is added before each document, and the score
         includes the end token. The number of bytes of a document is its size in UTF-8. Documents longer than the
         context are split into overlapping windows (`log_likelihood.split_into_overlapping_windows`).
         """
+        from qkv.training.evaluation import EvaluationResult
+
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []
 

@@ -11,15 +11,53 @@ from qkv.config.base import did_you_mean_suffix
 from qkv.engines import check_int8_supported, quantize_linears_to_int8, select_backend
 from qkv.errors import InputError
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
-from qkv.tasks.devices import require_cpu_for_int8, resolve_device, resolve_dtype
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
-from qkv.training.run_folder import RunFolder
-from qkv.weights.hub import download_safetensors_snapshot
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
-from qkv.weights.single_file import load_gguf_or_llama2c
 from qkv.zoo import shipped_model_folders
+
+DEVICE_NAMES = ("cpu", "cuda", "auto")
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
+
+    If a GPU is requested but not available, this function raises an error instead of silently using the CPU.
+    """
+    if name not in DEVICE_NAMES:
+        raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        cuda_version = torch.version.cuda
+        reason = (
+            "was built without CUDA" if cuda_version is None else f"was built with CUDA {cuda_version} but found no GPU"
+        )
+        raise InputError(f"--device cuda: PyTorch {torch.__version__} {reason}; use --device cpu instead")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+def require_cpu_for_int8(name: str) -> torch.device:
+    """Return the CPU device for `cpu` or `auto`, and raise an error for any other name.
+
+    Int8 models only run on a CPU because they use FBGEMM.
+    """
+    if name == "cuda":
+        raise InputError("--int8 (int8=True) requires a CPU and cannot be combined with --device cuda")
+    return resolve_device("cpu" if name == "auto" else name)
+
+
+def resolve_dtype(name: InferenceDType | str, device: torch.device) -> torch.dtype:
+    """Return the torch dtype with a given name, and raise an error if it is not supported on the device.
+
+    bfloat16 requires a GPU because CPUs without AMX are up to 60 times slower with bfloat16.
+    """
+    if name not in list(InferenceDType):
+        raise InputError(f"--dtype {name}: must be one of {', '.join(InferenceDType)}")
+    if name == InferenceDType.BFLOAT16 and device.type == "cpu":
+        raise InputError("--dtype bfloat16 requires a GPU; on a CPU, bfloat16 is slower and less accurate than float32")
+    return torch.bfloat16 if name == InferenceDType.BFLOAT16 else torch.float32
+
 
 Task = LanguageModel | TextEncoder | Translator
 AnyTask = TypeVar("AnyTask", LanguageModel, TextEncoder, Translator)
@@ -47,6 +85,8 @@ def locate_or_download_checkpoint(name: str | Path) -> Path:
     if str(name) in shipped_models:
         return shipped_models[str(name)]
     if _HUB_NAME.fullmatch(str(name)):
+        from qkv.weights.hub import download_safetensors_snapshot
+
         return download_safetensors_snapshot(str(name))
     hint = did_you_mean_suffix(str(name), list(shipped_models))
     raise InputError(f"{path}: not a folder, file or shipped model{hint}")
@@ -62,7 +102,11 @@ def resolve_or_download_model_folder(name: str | Path) -> Path:
 
 def load_pretrained(name: str | Path) -> ModelBundle:
     path = locate_or_download_checkpoint(name)
-    return load_gguf_or_llama2c(path) if path.is_file() else load_model(path)
+    if path.is_file():
+        from qkv.weights.single_file import load_gguf_or_llama2c
+
+        return load_gguf_or_llama2c(path)
+    return load_model(path)
 
 
 def load(
@@ -131,6 +175,8 @@ def _is_model_folder(folder: Path) -> bool:
 
 def _resolve_model_or_run_folder(folder: Path) -> Path:
     if (folder / "checkpoints").is_dir():
+        from qkv.training.run_folder import RunFolder
+
         return RunFolder(folder).best_or_latest_checkpoint()
     if not _is_model_folder(folder):
         raise InputError(f"{folder}: contains neither a model (config.json) nor a run (checkpoints/)")

@@ -7,8 +7,7 @@ from qkv.config import Recipe, load_recipe
 from qkv.data.text_sources import ProgressCallback
 from qkv.errors import InputError, RunError
 from qkv.models import Model
-from qkv.tasks.devices import resolve_device
-from qkv.tasks.loader import load_pretrained
+from qkv.tasks.loader import load_pretrained, resolve_device
 from qkv.training import (
     DEFAULT_MINUTES,
     PreparedRun,

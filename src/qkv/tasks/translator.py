@@ -20,8 +20,12 @@ from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.tasks.description import task_repr_prefix
 from qkv.tasks.text_utils import contains_term, has_words, split_to_fit, to_sentence_case
 from qkv.text import Tokenizer
-from qkv.text.token_display import token_text_or_vocabulary_name
-from qkv.text.word_indices import token_byte_spans, word_indices_of_ids, word_indices_of_spans
+from qkv.text.token_display import (
+    token_byte_spans,
+    token_text_or_vocabulary_name,
+    word_indices_of_ids,
+    word_indices_of_spans,
+)
 from qkv.weights.generation_config import GenerationConfig
 
 SOURCE_TOKENS_PER_BATCH = 1024

@@ -1,9 +1,16 @@
 """Train, load and save tokenizers, encode texts, and decode token streams."""
 
-from qkv.text.chunks import MAX_CHUNK_CHARACTERS, split_into_chunks
-from qkv.text.encodings import encode_texts, encode_truncated
-from qkv.text.streaming_decoder import StreamingDecoder, stream_text
-from qkv.text.tokenizer import Encoding, TokenByteSpan, Tokenizer
+from qkv.text.tokenizer import (
+    MAX_CHUNK_CHARACTERS,
+    Encoding,
+    StreamingDecoder,
+    TokenByteSpan,
+    Tokenizer,
+    encode_texts,
+    encode_truncated,
+    split_into_chunks,
+    stream_text,
+)
 from qkv.text.tokenizer_files import load_tokenizer, save_tokenizer, tokenizer_files
 from qkv.text.tokenizer_trainer import END_OF_TEXT, train_tokenizer
 

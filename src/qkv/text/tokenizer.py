@@ -1,17 +1,28 @@
-"""Provide a tokenizer class that is a thin immutable wrapper around Hugging Face `tokenizers`."""
+"""Encode texts and decode tokens with a thin immutable wrapper around Hugging Face `tokenizers`."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Any
 
 import tokenizers
 
 from qkv.choices import SpecialToken
-from qkv.errors import InputError
-from qkv.text.rust_errors import convert_errors_to_input_error
+from qkv.errors import InputError, QKVError
+
+MAX_CHUNK_CHARACTERS = 1 << 20
+"""Maximum number of characters per chunk. `tokenizers` temporarily uses about 100 bytes per character."""
+
+_SPLIT_POINT = re.compile(r"(?<=\S) (?=\S)")
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
@@ -179,3 +190,168 @@ def check_encodable(text: str) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"character {error.start} of the text is an unpaired surrogate") from None
+
+
+def encode_texts(
+    tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]], *, parse_special_tokens: bool = False
+) -> list[Encoding]:
+    """Encode rows of one text `(text,)` or two texts `(text, text)` without truncation."""
+    for row in rows:
+        for text in row:
+            check_encodable(text)
+    inputs = [row[0] if len(row) == 1 else row for row in rows]
+    with convert_errors_to_input_error("the texts cannot be encoded"):
+        backend = tokenizer.special_parsing_backend if parse_special_tokens else tokenizer.backend
+        return [Encoding(encoding.ids, encoding.type_ids) for encoding in backend.encode_batch_fast(inputs)]
+
+
+def encode_truncated(
+    tokenizer: Tokenizer, row: tuple[str, ...], max_length: int, *, parse_special_tokens: bool = False
+) -> Encoding:
+    """Encode a text or text pair and truncate it to `max_length` tokens, including special tokens.
+
+    The longer text of a pair is truncated first.
+    """
+    backend = tokenizer.special_parsing_backend if parse_special_tokens else tokenizer.backend
+    with convert_errors_to_input_error("the text cannot be encoded"):
+        encodings = [backend.encode(text, add_special_tokens=False) for text in row]
+        budget = max_length - backend.num_special_tokens_to_add(is_pair=len(encodings) == 2)
+        lengths = [len(encoding.ids) for encoding in encodings]
+        if len(encodings) == 1:
+            limits = [budget]
+        else:
+            shorter = min(*lengths, budget // 2)
+            limits = [shorter, budget - shorter] if lengths[0] <= lengths[1] else [budget - shorter, shorter]
+        for encoding, limit in zip(encodings, limits, strict=True):
+            encoding.truncate(limit)
+        combined = backend.post_process(encodings[0], encodings[1] if len(encodings) == 2 else None)
+        return Encoding(combined.ids, combined.type_ids)
+
+
+def split_into_chunks(text: str, *, max_characters: int = MAX_CHUNK_CHARACTERS) -> Iterator[str]:
+    """Split a long text into chunks of at most `max_characters` characters without changing its tokens.
+
+    The text is split before a single space between two non-space characters. In common tokenizers (byte-level patterns
+    of GPT-2 and later, words of BERT, ▁words of SentencePiece), no token crosses such a split point, so the chunks have
+    the same tokens as the text. In two rare cases, one or two tokens at the split differ: a run of `max_characters`
+    characters without a split point is split anyway, and tokenizers that prepend a space to every text (Llama 2)
+    prepend one to every chunk.
+    """
+    start = 0
+    while len(text) - start > max_characters:
+        end = find_last_split_point_or_stop(text, start=start, stop=start + max_characters)
+        yield text[start:end]
+        start = end
+    if start < len(text) or not text:
+        yield text[start:]
+
+
+def find_last_split_point_or_stop(text: str, *, start: int, stop: int) -> int:
+    """Return the last split point before `stop`, or `stop` if there is no split point after `start`."""
+    end = stop
+    while (space := text.rfind(" ", start + 1, end)) >= 0:
+        if _SPLIT_POINT.match(text, space):
+            return space
+        end = space
+    return stop
+
+
+class StreamingDecoder:
+    """Incremental decoder whose concatenated outputs equal the result of `Tokenizer.decode` for all ids.
+
+    The decoder holds back text that later ids may change: incomplete characters and runs of byte tokens such as
+    `<0xF0>`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, context_ids: Sequence[int] = ()
+    ) -> None:
+        """Create a decoder for text that continues the text of `context_ids`.
+
+        The context matters because SentencePiece decoders remove a space at the start of a text.
+        """
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        # A token's text depends at most on the previous token, so the ids of the last output are sufficient context.
+        self._context = [token_id for token_id in context_ids if token_id not in tokenizer.special_ids]
+        self._pending: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        """Add an id and return the newly completed text, which may be empty."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token_id in self._skipped:
+            return ""
+        self._pending.append(token_id)
+        text = self.pending_text
+        if not text or text.endswith(_UNFINISHED) or _BYTE.fullmatch(token):
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def finish(self) -> str:
+        """Return the pending text. Incomplete characters become U+FFFD, as in `Tokenizer.decode`."""
+        text = self.pending_text
+        self._context, self._pending = [], []
+        return text
+
+    @property
+    def pending_text(self) -> str:
+        """Text that the decoder is holding back, decoded as if no more ids followed."""
+        context = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        return self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)[len(context) :]
+
+
+def stream_text(tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True) -> Iterator[str]:
+    """Decode ids incrementally, and yield each non-empty piece of text as soon as it is complete."""
+    decoder = StreamingDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
+    for token_id in ids:
+        if text := decoder.add(token_id):
+            yield text
+    if text := decoder.finish():
+        yield text
+
+
+@contextmanager
+def convert_errors_to_input_error(context: str) -> Iterator[None]:
+    """Convert exceptions from `tokenizers`, including Rust panics, to an `InputError` that starts with `context`."""
+    try:
+        yield
+    except (QKVError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException, not an Exception
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{context}: {reason[:300]}") from None
+
+
+@contextmanager
+def suppress_stderr() -> Iterator[None]:
+    """Redirect file descriptor 2 to /dev/null.
+
+    Rust prints panics to standard error before Python can catch them. The converted exception contains the message
+    instead.
+    """
+    sys.stderr.flush()
+    try:
+        original = os.dup(2)
+    except OSError:  # standard error is closed
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(original, 2)
+        os.close(original)
+        os.close(null)
+
+
+def parse_encodable_json(text: str) -> Any:  # noqa: ANN401 - any JSON value, checked by the callers
+    """Parse JSON and check that all strings can be encoded as UTF-8.
+
+    Unpaired surrogates (written as escapes) would otherwise fail later, wherever the string is first used.
+    """
+    value = json.loads(text)
+    if "\\ud" in text or "\\uD" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value

@@ -14,9 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.choices import SpecialToken
 from qkv.errors import DiskError, InputError
-from qkv.text.rust_errors import convert_errors_to_input_error, parse_encodable_json, suppress_stderr
 from qkv.text.sentencepiece import build_unigram_sentencepiece_backend
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, convert_errors_to_input_error, parse_encodable_json, suppress_stderr
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"

@@ -9,9 +9,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.errors import ConfigError, InputError
-from qkv.text.chunks import split_into_chunks
-from qkv.text.rust_errors import convert_errors_to_input_error
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, convert_errors_to_input_error, split_into_chunks
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from qkv.data.file_io import convert_os_errors_to_disk_error, fsync_path
 from qkv.errors import RunError, WeightsError
 from qkv.training.sharded_tensors import SHARDS_FOLDER, load_sharded
-from qkv.weights.atomic_folder import (
+from qkv.weights.checkpoint_folder import (
     PARTIAL_PREFIX,
     check_folder_matches_manifest,
     read_safetensors,

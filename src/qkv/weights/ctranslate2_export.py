@@ -20,7 +20,7 @@ from qkv.models.stack import Stack
 from qkv.nn import Attention, Block, LayerNorm, RMSNorm
 from qkv.nn.positions import RelativeBias
 from qkv.text import Tokenizer, tokenizer_files
-from qkv.weights.atomic_folder import create_folder_atomically
+from qkv.weights.checkpoint_folder import create_folder_atomically
 from qkv.weights.model_loader import SOURCE_TOKENIZER, ModelBundle
 from qkv.weights.save import StorageDType, published_seq2seq_generation_settings, require_nonexistent_folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import WeightsError
-from qkv.weights.atomic_folder import read_json_object
+from qkv.weights.checkpoint_folder import read_json_object
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 

@@ -3,29 +3,24 @@
 A folder contains config.json, the weights (model.safetensors or shards) and usually a tokenizer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, SentenceEmbedding, Seq2SeqConfig, config_from_dict
 from qkv.errors import ConfigError, InputError, QKVError, WeightsError
-from qkv.models import Model, RNNSeq2Seq, Seq2Seq
+from qkv.models import Model, RNNSeq2Seq, Seq2Seq, build
 from qkv.text import Tokenizer, load_tokenizer
 from qkv.text.tokenizer_files import FOLDER_FILES, SOURCE_SPM
-from qkv.weights.atomic_folder import read_json_object, read_safetensors, read_safetensors_metadata
-from qkv.weights.families import config_from_published_with_remarks
+from qkv.weights.checkpoint_folder import read_json_object, read_weights
 from qkv.weights.generation_config import GenerationConfig, read_generation_config
-from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, dequantize_int8_matrices
 from qkv.weights.name_table import NameMapping, NameTable
-from qkv.weights.published_weights import load_published_weights
 from qkv.weights.sentence_transformers import MODULES_FILE, read_sentence_embedding_and_remarks, transformer_folder
-from qkv.weights.size_check import build_unless_config_exceeds_tensors
 from qkv.weights.state_dict import load_into
 
-WEIGHTS_FILE = "model.safetensors"
-SHARD_INDEX_FILE = "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 SOURCE_TOKENIZER_FILES = (SOURCE_TOKENIZER, SOURCE_SPM)
 
@@ -50,8 +45,10 @@ def load_model(folder: Path) -> ModelBundle:
 
     The `config.json` in a native folder has the key `family`, and that in a Hugging Face folder has `model_type`.
     """
-    embedding, remarks = read_sentence_embedding_and_remarks(folder)
-    folder = transformer_folder(folder)
+    embedding, remarks = None, list[str]()
+    if (folder / MODULES_FILE).is_file():
+        embedding, remarks = read_sentence_embedding_and_remarks(folder)
+        folder = transformer_folder(folder)
     settings = read_json_object(folder / "config.json")
     tensors = read_weights(folder)
     try:
@@ -59,6 +56,9 @@ def load_model(folder: Path) -> ModelBundle:
             model = build_unless_config_exceeds_tensors(config_from_dict(settings), tensors)
             load_into(model, tensors, native_name_table(model))
         else:
+            from qkv.weights.families import config_from_published_with_remarks
+            from qkv.weights.published_weights import load_published_weights
+
             config, config_remarks = config_from_published_with_remarks(settings, tensors)
             remarks += config_remarks
             config = config if embedding is None else _add_sentence_embedding(config, embedding)
@@ -126,60 +126,6 @@ def native_name_table(model: Model) -> NameTable:
     return NameTable(mappings=[NameMapping(name, (name,)) for name in names])
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights in a folder from a single file or from shards, and dequantize them if necessary."""
-    if (folder / WEIGHTS_FILE).is_file():
-        return _read_safetensors_dequantized(folder / WEIGHTS_FILE)
-    if (folder / SHARD_INDEX_FILE).is_file():
-        return _read_sharded_safetensors(folder)
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
-    if pickled:
-        raise_pickle_error(folder / pickled[0])
-    raise WeightsError(f"{folder}: contains neither {WEIGHTS_FILE} nor {SHARD_INDEX_FILE}")
-
-
-def raise_pickle_error(file: Path) -> NoReturn:
-    """Raise an error for a pickled file because loading it could execute arbitrary code."""
-    raise WeightsError(
-        f"{file}: pickled weights are not supported because loading them can execute arbitrary code; "
-        "save the model with `save_pretrained(folder, safe_serialization=True)`"
-    )
-
-
-def _read_safetensors_dequantized(path: Path) -> dict[str, Tensor]:
-    storage = read_safetensors_metadata(path).get(STORAGE_KEY)
-    tensors = read_safetensors(path)
-    if storage is None:
-        return tensors
-    if storage != INT8_ROWS:
-        raise WeightsError(f"{path}: {STORAGE_KEY} must be {INT8_ROWS!r}, got {storage!r}")
-    try:
-        return dequantize_int8_matrices(tensors)
-    except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from None
-
-
-def _read_sharded_safetensors(folder: Path) -> dict[str, Tensor]:
-    index_file = folder / SHARD_INDEX_FILE
-    weight_map = read_json_object(index_file).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(part, str) for pair in weight_map.items() for part in pair
-    ):
-        raise WeightsError(f"{index_file}: weight_map must be an object that maps tensor names to file names")
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard:
-            raise WeightsError(f"{index_file}: '{shard}' is outside the folder")
-        tensors |= read_safetensors(folder / shard)
-    if tensors.keys() != weight_map.keys():
-        different = sorted(tensors.keys() ^ weight_map.keys())
-        raise WeightsError(
-            f"{index_file}: lists {len(weight_map)} tensors, but the shards contain {len(tensors)}; "
-            f"the first difference is {different[0]}"
-        )
-    return tensors
-
-
 def _load_folder_tokenizer(folder: Path) -> Tokenizer | None:
     return load_tokenizer(folder) if any((folder / name).is_file() for name in FOLDER_FILES) else None
 
@@ -189,3 +135,28 @@ def require_tokenizer(bundle: ModelBundle, folder: Path) -> Tokenizer:
     if bundle.tokenizer is None:
         raise InputError(f"{folder}: no tokenizer found; expected one of {', '.join(FOLDER_FILES)}")
     return bundle.tokenizer
+
+
+def build_unless_config_exceeds_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
+    """Build a randomly initialized model, or raise an error if the config is far too large for the tensors.
+
+    The numbers in a config are arbitrary, so building a model from an unchecked config could allocate any amount of
+    memory. This function does not detect individual missing tensors, which `load_into` lists.
+    """
+    is_encoder_decoder = isinstance(config, Seq2SeqConfig | RNNConfig)
+    n_layers = config.n_encoder_layers + config.n_decoder_layers if is_encoder_decoder else config.n_layers
+    if n_layers > len(tensors):
+        raise WeightsError(f"the config specifies {n_layers:,} layers, but there are only {len(tensors):,} tensors")
+    n_elements = sum(tensor.numel() for tensor in tensors.values())
+    try:
+        with torch.device("meta"):  # tensors on this device have a shape but no memory
+            n_expected = sum(parameter.numel() for parameter in build(config).parameters())
+    except (RuntimeError, TypeError):  # the size of a tensor exceeds 64 bits
+        raise WeightsError(
+            f"the config specifies tensors of more than 2^63 bytes, but there are only {n_elements:,} elements"
+        ) from None
+    if n_expected > 2 * n_elements:
+        raise WeightsError(
+            f"the config specifies {n_expected:,} parameters, but the tensors contain only {n_elements:,} elements"
+        )
+    return build(config)

@@ -15,11 +15,16 @@ from qkv.errors import InputError
 from qkv.models import Seq2Seq
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.text.tokenizer_files import CONFIG_FILE
-from qkv.weights.atomic_folder import write_folder_atomically_with_manifest
+from qkv.weights.checkpoint_folder import (
+    INT8_ROWS,
+    STORAGE_KEY,
+    WEIGHTS_FILE,
+    quantize_matrices_to_int8,
+    write_folder_atomically_with_manifest,
+)
 from qkv.weights.families import to_lossless_published_config
 from qkv.weights.generation_config import GENERATION_CONFIG_FILE
-from qkv.weights.int8_storage import INT8_ROWS, STORAGE_KEY, quantize_matrices_to_int8
-from qkv.weights.model_loader import SOURCE_TOKENIZER, WEIGHTS_FILE, ModelBundle, native_name_table
+from qkv.weights.model_loader import SOURCE_TOKENIZER, ModelBundle, native_name_table
 from qkv.weights.published_weights import to_published_weights
 from qkv.weights.sentence_transformers import sentence_transformers_files
 from qkv.weights.state_dict import to_published_state

@@ -8,7 +8,7 @@ from qkv.choices import Pooling
 from qkv.config import BERTConfig, SentenceEmbedding
 from qkv.errors import ConfigError, WeightsError
 from qkv.text.tokenizer_files import CONFIG_FILE
-from qkv.weights.atomic_folder import read_json, read_json_object
+from qkv.weights.checkpoint_folder import read_json, read_json_object
 
 MODULES_FILE = "modules.json"
 _SETTINGS_FILE = "sentence_bert_config.json"

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from qkv.errors import QKVError, WeightsError
+from qkv.weights.checkpoint_folder import raise_pickle_error
 from qkv.weights.gguf_file import GGUF_MAGIC, read_gguf
 from qkv.weights.llama2c import has_plausible_llama2c_header, read_llama2c
-from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabulary, raise_pickle_error
+from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabulary
 
 
 def load_gguf_or_llama2c(file: Path) -> ModelBundle:

@@ -75,7 +75,7 @@ class CUDABackend:
 
 def _reason_not_on_gpu(model: nn.Module) -> str | None:
     parameter = next(model.parameters())
-    return None if parameter.is_cuda else f"requires a model on an NVIDIA GPU, but this one is on {parameter.device}"
+    return None if parameter.is_cuda else f"the model is on {parameter.device}, not on an NVIDIA GPU"
 
 
 def reason_kernels_are_unsupported(model: GPT) -> str | None:

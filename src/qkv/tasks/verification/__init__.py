@@ -12,8 +12,7 @@ import torch
 
 from qkv.choices import BackendName, CheckStatus
 from qkv.engines import BACKENDS
-from qkv.tasks.devices import resolve_device
-from qkv.tasks.loader import load_pretrained
+from qkv.tasks.loader import load_pretrained, resolve_device
 from qkv.tasks.verification import computation_checks, storage_checks
 from qkv.tasks.verification.case import NotCheckedError, VerificationCase
 from qkv.utils import CUDNN_TF32_DISABLED

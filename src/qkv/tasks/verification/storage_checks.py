@@ -18,9 +18,9 @@ from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_d
 from qkv.training.family import TrainingData
 from qkv.training.run_folder import RunFolder, load_checkpoint
 from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
+from qkv.weights.checkpoint_folder import INT8_MAX
 from qkv.weights.ctranslate2_export import ct2_vocabulary, save_ct2
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.int8_storage import INT8_MAX
 from qkv.weights.model_loader import ModelBundle, native_name_table
 from qkv.weights.save import StorageDType, save_hf, save_native, save_native_int8
 from qkv.weights.state_dict import to_published_state

@@ -1,20 +1,82 @@
-"""Print a profile as a table on standard error."""
+"""Status messages, progress bars, tables and profiles in the terminal.
+
+Standard output contains only results. Status messages, progress bars and profiles are written to standard error, and
+progress bars are drawn only if it is a terminal.
+"""
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from qkv.cli.progress import print_status
-from qkv.cli.text_tables import format_table
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from qkv.training.profiler import Profile
+
+Item = TypeVar("Item")
+
+
+def print_status(message: str) -> None:
+    """Print a one-line message to standard error, prefixed with `qkv:`."""
+    print(f"qkv: {message}", file=sys.stderr)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar and yield a function that takes the completed and total counts and updates the bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)
+
+
+@contextmanager
+def sequential_progress_bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Yield a function that starts a progress bar with the given label and removes the previous bar."""
+    with ExitStack() as stack:
+
+        def start_bar(label: str) -> Callable[[int, int], None]:
+            stack.close()
+            return stack.enter_context(progress_bar(label))
+
+        yield start_bar
+
+
+def track_progress(items: Iterable[Item], label: str) -> Iterator[Item]:
+    """Yield the items unchanged while showing how many have been processed."""
+    with progress_bar(label) as update:
+        for i, item in enumerate(items, 1):
+            yield item
+            update(i, 0)
+
+
+TERMINAL_WIDTH = 100
+"""Maximum number of characters per line in wrapped text."""
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, n_left_aligned: int = 1) -> list[str]:
+    """Format a header and rows as aligned lines.
+
+    The first `n_left_aligned` columns are left-aligned (text); all other columns are right-aligned (numbers).
+    """
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < n_left_aligned else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
 
 ProfileOption = Annotated[
     bool,
@@ -38,11 +100,11 @@ _FASTER_THAN_BOUND_NOTE = (
 )
 
 
-def check_trace_path(path: Path | None) -> None:
+def check_trace_path(path: Path) -> None:
     """Check that the `--trace` path is valid before any work is done."""
-    if path is not None and path.suffix != ".json":
+    if path.suffix != ".json":
         raise InputError(f"--trace {path}: file name must end in .json")
-    if path is not None and not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise InputError(f"--trace {path}: folder not found: {path.parent}")
 
 
@@ -51,7 +113,7 @@ def silence_profiler() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-def print_backend(selected: str, reasons: "Mapping[str, str]") -> None:
+def print_backend(selected: str, reasons: Mapping[str, str]) -> None:
     """Print which backend ran, and for each faster one the reason why it did not."""
     others = "".join(f"; {name} is not used: {reason}" for name, reason in reasons.items())
     print_status(f"backend: {selected}{others}")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qkv.errors import DiskError, WeightsError
-from qkv.weights.atomic_folder import (
+from qkv.weights.checkpoint_folder import (
     MANIFEST,
     PARTIAL_PREFIX,
     check_folder_matches_manifest,

@@ -1,6 +1,11 @@
-"""Write folders atomically, and use a manifest of file hashes to detect any later change.
+"""Read and write the files of checkpoint folders.
 
-The files are written to a temporary folder, hashed and synced to disk. Then the folder is renamed to its final name.
+Folders are written atomically: the files are written to a temporary folder, hashed in a manifest and synced to disk,
+and then the folder is renamed to its final name. The manifest detects any later change.
+
+Weights can be stored as int8 with one scale per row. A matrix is then stored as `NAME` (int8, from −127 to 127) and
+`NAME.scale` (float32, one scale per row). Multiplying each row by its scale recovers the weights. Vectors are stored
+unchanged. The metadata of the safetensors file contains `qkv_storage` = `int8-rows`.
 """
 
 import errno
@@ -13,16 +18,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qkv.data.file_io import convert_os_errors_to_disk_error, fsync_path
 from qkv.errors import WeightsError
-from qkv.text.rust_errors import parse_encodable_json
+from qkv.text.tokenizer import parse_encodable_json
 
+WEIGHTS_FILE = "model.safetensors"
+SHARD_INDEX_FILE = "model.safetensors.index.json"
 MANIFEST = "manifest.json"
 PYTORCH_METADATA = MappingProxyType({"format": "pt"})
 """The default metadata for the headers of safetensors files.
@@ -32,6 +40,10 @@ Some readers reject files whose metadata does not name the framework that wrote 
 DISK_BLOCK = 4096
 PARTIAL_PREFIX = ".partial-"
 """The name prefix of temporary folders. It is safe to delete folders left behind by an interrupted write."""
+STORAGE_KEY = "qkv_storage"
+INT8_ROWS = "int8-rows"
+SCALE_SUFFIX = ".scale"
+INT8_MAX = 127
 
 
 def write_folder_atomically_with_manifest(
@@ -195,3 +207,110 @@ def _read_and_verify_manifest(folder: Path) -> dict[str, dict[str, int | str]]:
     if json.dumps({"files": entries, "blake2b": body_hash}, indent=1).encode() != path.read_bytes():
         raise WeightsError(f"{path}: formatting mismatch; the file was modified after it was written")
     return entries
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights in a folder from a single file or from shards, and dequantize them if necessary."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return _read_safetensors_dequantized(folder / WEIGHTS_FILE)
+    if (folder / SHARD_INDEX_FILE).is_file():
+        return _read_sharded_safetensors(folder)
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+    if pickled:
+        raise_pickle_error(folder / pickled[0])
+    raise WeightsError(f"{folder}: contains neither {WEIGHTS_FILE} nor {SHARD_INDEX_FILE}")
+
+
+def raise_pickle_error(file: Path) -> NoReturn:
+    """Raise an error for a pickled file because loading it could execute arbitrary code."""
+    raise WeightsError(
+        f"{file}: pickled weights are not supported because loading them can execute arbitrary code; "
+        "save the model with `save_pretrained(folder, safe_serialization=True)`"
+    )
+
+
+def _read_safetensors_dequantized(path: Path) -> dict[str, Tensor]:
+    storage = read_safetensors_metadata(path).get(STORAGE_KEY)
+    tensors = read_safetensors(path)
+    if storage is None:
+        return tensors
+    if storage != INT8_ROWS:
+        raise WeightsError(f"{path}: {STORAGE_KEY} must be {INT8_ROWS!r}, got {storage!r}")
+    try:
+        return dequantize_int8_matrices(tensors)
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None
+
+
+def _read_sharded_safetensors(folder: Path) -> dict[str, Tensor]:
+    index_file = folder / SHARD_INDEX_FILE
+    weight_map = read_json_object(index_file).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(part, str) for pair in weight_map.items() for part in pair
+    ):
+        raise WeightsError(f"{index_file}: weight_map must be an object that maps tensor names to file names")
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard:
+            raise WeightsError(f"{index_file}: '{shard}' is outside the folder")
+        tensors |= read_safetensors(folder / shard)
+    if tensors.keys() != weight_map.keys():
+        different = sorted(tensors.keys() ^ weight_map.keys())
+        raise WeightsError(
+            f"{index_file}: lists {len(weight_map)} tensors, but the shards contain {len(tensors)}; "
+            f"the first difference is {different[0]}"
+        )
+    return tensors
+
+
+def quantize_matrices_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantize each matrix to int8 values and row scales. The error of each weight is at most half its row's scale."""
+    quantized: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(f"{name}: contains non-finite weights, which cannot be stored as int8")
+        if tensor.dim() < 2:
+            quantized[name] = tensor.detach().float()
+        else:
+            quantized[name], quantized[name + SCALE_SUFFIX] = quantize_rows(tensor.detach().float())
+    return quantized
+
+
+def dequantize_int8_matrices(quantized: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert quantized tensors to float32. Quantizing them again yields exactly the same int8 values and scales."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in quantized.items():
+        if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in quantized:
+            continue
+        if tensor.dtype is not torch.int8:
+            tensors[name] = tensor
+            continue
+        scale = quantized.get(name + SCALE_SUFFIX)
+        if scale is None or scale.shape != tensor.shape[:1]:
+            problem = "is missing" if scale is None else f"has shape {tuple(scale.shape)}"
+            raise WeightsError(
+                f"{name}: the int8 matrix has {tensor.shape[0]} rows, but {name}{SCALE_SUFFIX} {problem}"
+            )
+        tensors[name] = tensor.float() * _broadcast_rows(scale.float(), tensor)
+    return tensors
+
+
+def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the int8 values of a matrix and the scale of each row."""
+    scale = _round_up_to_16_significant_bits(matrix.flatten(1).abs().amax(1) / INT8_MAX)
+    divisor = torch.where(scale > 0, scale, 1.0)  # avoids dividing rows of zeros by 0
+    values = (matrix / _broadcast_rows(divisor, matrix)).round().clamp(-INT8_MAX, INT8_MAX)
+    return values.to(torch.int8), scale
+
+
+def _round_up_to_16_significant_bits(scale: Tensor) -> Tensor:
+    """Round each scale up to the next float32 whose last 8 bits are 0.
+
+    The product of an int8 value and such a scale is exact and is therefore the same on every machine.
+    """
+    bits = scale.view(torch.int32)
+    return ((bits + 0xFF) & ~0xFF).view(torch.float32)
+
+
+def _broadcast_rows(scale: Tensor, matrix: Tensor) -> Tensor:
+    return scale.view(-1, *[1] * (matrix.dim() - 1))
