@@ -40,6 +40,7 @@ BENCHMARKS = {
     ),
     "decode-gpu": ("gpu_decoding:decode_gpu", 3, "decode step on a GPU, with gpt-fast and transformers"),
     "cpu": ("cpu_targets:cpu", 3, "all speed targets on a CPU in one table and one plot"),
+    "checkouts": ("checkouts:checkouts", 5, "speed of this checkout and of another one (--baseline DIR)"),
     "explorer": ("explorer:explorer", 3, "explorer page and BertViz: bytes, first paint, hover"),
 }
 """Maps the name of each benchmark to its function (module:function), its default number of rounds and its description.
@@ -62,7 +63,14 @@ def main(arguments: list[str] | None = None) -> int:
     measure = getattr(import_module(f"benchmarks.{module}"), function)
     repeats = rounds if options.repeats is None else options.repeats
     report = measure(
-        BenchmarkOptions(peers=options.peers, repeats=repeats, threads=options.threads, log=_log, device=options.device)
+        BenchmarkOptions(
+            peers=options.peers,
+            repeats=repeats,
+            threads=options.threads,
+            log=_log,
+            device=options.device,
+            baseline=options.baseline,
+        )
     )
     is_file = options.out.suffix == ".md"
     out = options.out if is_file else options.out / RESULTS.name
@@ -93,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder that contains clones of the peers: nanoGPT, joeynmt, gpt-fast",
     )
+    parser.add_argument("--baseline", type=Path, help="checkout of qkv to compare with (checkouts)")
     parser.add_argument(
         "--repeats", type=int, help="number of rounds; the best time is reported (shakespeare-cpu: number of seeds)"
     )

@@ -31,6 +31,8 @@ class Engine:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
     """Whether the engine is part of qkv. Speedups are computed relative to the engines of qkv."""
+    root: Path = ROOT
+    """Checkout of qkv whose code the engine runs."""
     tolerance: float | None = None
     """Allowed difference between outputs for an engine in lower precision. If None, the plan's tolerance applies."""
 
@@ -42,12 +44,13 @@ class Engine:
 class EngineProcess:
     """The process of a running engine. Requests are synchronous, so two engines never compute at the same time."""
 
-    def __init__(self, command: list[str], *, threads: int) -> None:
+    def __init__(self, command: list[str], *, threads: int, root: Path = ROOT) -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed in close()
+        python_path = os.pathsep.join(filter(None, (str(root / "src"), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             command,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            cwd=root,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": python_path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

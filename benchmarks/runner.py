@@ -25,6 +25,8 @@ class BenchmarkOptions:
     """Number of threads. If None, the benchmark's default is used."""
     log: LogFunction
     device: str = "cpu"
+    baseline: Path | None = None
+    """Another checkout of qkv to compare with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class Comparison:
     """The results of a comparison: the times of the engines that ran and the reasons why other engines did not run."""
 
     best: dict[str, BestTimes] = field(default_factory=dict)
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    """Wall-clock seconds of each round."""
     missing: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -92,7 +96,7 @@ def compare(
         running: dict[str, EngineProcess] = {}
         expected: list[float] | None = None
         for engine in engines:
-            process = stack.enter_context(EngineProcess(engine.command, threads=plan.threads))
+            process = stack.enter_context(EngineProcess(engine.command, threads=plan.threads, root=engine.root))
             output = _describe_and_check(engine, process, plan, result)
             if output is None:
                 log(f"{engine.name}: {result.missing.get(engine.name) or result.failed[engine.name]}")
@@ -166,6 +170,7 @@ def _time_alternately(
                 result.best.pop(name, None)
                 del running[name]
                 continue
+            result.rounds.setdefault(name, []).append(seconds["wall"])
             previous = result.best.get(name, BestTimes(wall=float("inf"), cpu=float("inf")))
             result.best[name] = BestTimes(
                 wall=min(previous.wall, seconds["wall"]), cpu=min(previous.cpu, seconds["cpu"])

@@ -114,3 +114,14 @@ def test_an_engine_that_cannot_start_is_an_error_with_its_last_line_of_stderr():
         pytest.raises(EngineError, match="1: no such engine"),
     ):
         process.send_request("describe")
+
+
+def test_every_round_is_recorded(fake):
+    result, _ = run(fake("a", seconds=[5.0, 3.0, 4.0]))
+    assert result.rounds == {"a": [5.0, 3.0, 4.0]}
+
+
+def test_an_engine_runs_the_code_of_its_checkout(tmp_path):
+    code = "import json, os; print(json.dumps([os.getcwd(), os.environ['PYTHONPATH'].split(os.pathsep)[0]]))"
+    with EngineProcess([sys.executable, "-c", f"{code}"], threads=1, root=tmp_path) as process:
+        assert process.send_request("describe") == [str(tmp_path), str(tmp_path / "src")]
