@@ -9,16 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qkv.config import Config
+from qkv.choices import BackendName
+from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, Seq2SeqConfig
 from qkv.cost.devices import matches_device
-from qkv.cost.workload import Mode, Precision
+from qkv.cost.workload import Mode, Precision, Workload
 from qkv.errors import ConfigError, DiskError, InputError
 
-FORMAT = 4
+FORMAT = 5
+Family = Literal["gpt", "bert", "seq2seq"]
+D_HEAD = 64
+"""Width of the attention heads of all reference models."""
+REFERENCE_LENGTH = 64
+"""Tokens per sequence, and keys of a decode step, of the reference steps that determine the time of a layer."""
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 GridSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -93,11 +99,56 @@ class LaunchOverhead(Config):
     """Seconds per decoder layer in models with an encoder and a decoder."""
 
 
-class Calibration(Config):
-    """Timing tables and launch overheads of a device.
+class ReferenceStep(Config):
+    """The measured time of one step of a reference model."""
 
-    Each table name combines a kernel with a pass: `matmul.infer` (forward only) or `matmul.train` (forward and
-    backward).
+    family: Family
+    mode: Mode
+    d_model: int = Field(ge=1)
+    n_layers: int = Field(ge=1)
+    """Number of layers, or of decoder layers in an encoder–decoder."""
+    n_encoder_layers: int = Field(default=0, ge=0)
+    vocab_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    seq_len: int = Field(ge=1)
+    source_len: int | None = None
+    seconds: float = Field(gt=0, allow_inf_nan=False)
+
+    def config(self) -> ModelConfig:
+        """Return the config of the reference model."""
+        length = max(self.seq_len, self.source_len or 1) + REFERENCE_LENGTH
+        shape: dict[str, Any] = {
+            "vocab_size": self.vocab_size,
+            "context_length": length,
+            "d_model": self.d_model,
+            "n_heads": self.d_model // D_HEAD,
+        }
+        match self.family:
+            case "gpt":
+                return GPTConfig(**shape, n_layers=self.n_layers)
+            case "bert":
+                is_trained = self.mode is Mode.TRAIN
+                return BERTConfig(**shape, n_layers=self.n_layers, masked_lm_head=is_trained, pooler=False)
+            case "seq2seq":
+                return Seq2SeqConfig(**shape, n_encoder_layers=self.n_encoder_layers, n_decoder_layers=self.n_layers)
+
+    def workload(self, dtype: Precision) -> Workload:
+        """Return the workload of the step. Training uses the corresponding training precision."""
+        return Workload(
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            source_len=self.source_len,
+            mode=self.mode,
+            dtype=dtype.training_precision if self.mode is Mode.TRAIN else dtype,
+        )
+
+
+class Calibration(Config):
+    """Measured times of each backend on a device.
+
+    The eager backend is calibrated kernel by kernel, with `tables` and `launch_overheads`. Each table name combines a
+    kernel with a pass: `matmul.infer` (forward only) or `matmul.train` (forward and backward). Every faster backend is
+    calibrated with complete steps of reference models (`reference_steps`).
     """
 
     format: int = FORMAT
@@ -112,6 +163,7 @@ class Calibration(Config):
     """Seconds that the calibration took."""
     tables: dict[str, TimingTable]
     launch_overheads: dict[str, LaunchOverhead]
+    reference_steps: dict[BackendName, tuple[ReferenceStep, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_format_and_kind(self) -> Self:
@@ -142,6 +194,11 @@ class Calibration(Config):
                 f"the calibration of {self.device} covers mode={mode.value} only with dtype={calibrated.value}, got "
                 f"dtype={dtype.value}"
             )
+
+    def get_reference_steps(self, backend: str, family: str, mode: Mode) -> tuple[ReferenceStep, ...]:
+        """Return the reference steps of a backend, or an empty tuple if it runs the kernels of the eager backend."""
+        steps = self.reference_steps.get(BackendName(backend), ())
+        return tuple(step for step in steps if step.family == family and step.mode is mode)
 
     def get_table(self, name: str) -> TimingTable:
         if name not in self.tables:

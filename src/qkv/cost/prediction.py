@@ -1,8 +1,9 @@
-"""Predict the time of a step on a calibrated device from measured kernel times.
+"""Predict the time of a step on a calibrated device, for the backend that runs it.
 
-On a CPU, launching and computing are sequential, so their times are added. A GPU computes while the CPU launches, so
-the slower of the two determines the time of each phase. The logits come last and overlap with nothing. A recurrence is
-sequential, so its time is added as well.
+The time of a fast backend is predicted from reference steps (see `reference_steps`), and the time of the eager backend
+from measured kernels. With kernels, launching and computing are sequential on a CPU, so their times are added. A GPU
+computes while the CPU launches, so the slower of the two determines the time of each phase. The logits come last and
+overlap with nothing. A recurrence is sequential, so its time is added as well.
 """
 
 import math
@@ -10,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from qkv.choices import AttentionKernel, CellKind, PositionKind
+from qkv.choices import AttentionKernel, BackendName, CellKind, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.calibration import Calibration
+from qkv.cost.backends import select_backend
+from qkv.cost.calibration import REFERENCE_LENGTH, Calibration, ReferenceStep
 from qkv.cost.memory import cache_bytes
 from qkv.cost.operation import LOGITS, LOSS, Operation
 from qkv.cost.operations import list_operations
 from qkv.cost.parameters import count_parameters
+from qkv.cost.reference_steps import fit_reference_model
 from qkv.cost.workload import Mode, Precision, Workload
 
 EAGER_FAMILY = "eager"
@@ -56,8 +59,13 @@ class StepStages(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TimePrediction:
-    """The predicted time of a step, split into CPU launches, device computation and sequential recurrences."""
+    """The predicted time of a step on one backend.
 
+    The time is split into CPU launches, device computation and sequential recurrences. For a fast backend, launches
+    are the time outside the layers.
+    """
+
+    backend: str
     seconds: float
     launch_seconds: float
     compute_seconds: float
@@ -71,6 +79,7 @@ class TimePrediction:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "backend": self.backend,
             "seconds": self.seconds,
             "launch_seconds": self.launch_seconds,
             "compute_seconds": self.compute_seconds,
@@ -78,11 +87,47 @@ class TimePrediction:
         }
 
 
-def predict_time(config: ModelConfig, workload: Workload, calibration: Calibration) -> TimePrediction:
-    """Predict the time of a step or of a generation. The calibration must support the precision of the workload."""
+def predict_time(
+    config: ModelConfig, workload: Workload, calibration: Calibration, *, backend: str = BackendName.AUTO
+) -> TimePrediction:
+    """Predict the time of a step or of a generation on the given backend (default: the one that would run it).
+
+    The calibration must support the precision of the workload.
+    """
     calibration.check_precision(workload.mode, workload.dtype)
     if workload.mode is Mode.GENERATE:
-        return _predict_generation(config, workload, calibration)
+        return _predict_generation(config, workload, calibration, backend)
+    selected = select_backend(config, workload, calibration.kind, backend)
+    steps = calibration.get_reference_steps(selected, config.family, workload.mode)
+    if steps:
+        return _predict_from_reference_steps(config, workload, calibration, steps, selected)
+    # A backend without reference steps runs the kernels of the eager backend.
+    return _predict_from_kernels(config, workload, calibration, selected)
+
+
+def _predict_generation(
+    config: ModelConfig, workload: Workload, calibration: Calibration, backend: str
+) -> TimePrediction:
+    """Predict the time of a generation by adding the times of the prefill and the decode steps.
+
+    All decode steps are predicted at the mean length because the time grows linearly with the length.
+    """
+    step_workload = workload.replace(n_new_tokens=None, mode=Mode.DECODE)
+    prefill = predict_time(
+        config, step_workload.replace(mode=Mode.PREFILL, logits_to_keep=1), calibration, backend=backend
+    )
+    mean_len = (workload.seq_len + 1 + workload.final_seq_len) // 2
+    step = predict_time(config, step_workload.replace(seq_len=max(1, mean_len)), calibration, backend=backend)
+    n = workload.final_seq_len - workload.seq_len
+    names = ("seconds", "launch_seconds", "compute_seconds", "recurrence_seconds")
+    sums = {name: getattr(prefill, name) + n * getattr(step, name) for name in names}
+    decode = [replace(time, runs=n * time.runs, seconds=n * time.seconds) for time in step.operation_times]
+    return TimePrediction(backend=step.backend, **sums, operation_times=(*prefill.operation_times, *decode))
+
+
+def _predict_from_kernels(
+    config: ModelConfig, workload: Workload, calibration: Calibration, backend: str
+) -> TimePrediction:
     times = tuple(_OperationTimePredictor(config, workload, calibration).operation_and_update_times())
     recurrence = sum((time.seconds for time in times if time.name == "recurrence"), 0.0)
     compute = sum(time.seconds for time in times) - recurrence
@@ -95,6 +140,7 @@ def predict_time(config: ModelConfig, workload: Workload, calibration: Calibrati
     else:
         seconds = launch + compute + recurrence
     return TimePrediction(
+        backend=backend,
         seconds=seconds,
         launch_seconds=launch,
         compute_seconds=compute,
@@ -103,23 +149,72 @@ def predict_time(config: ModelConfig, workload: Workload, calibration: Calibrati
     )
 
 
-def _predict_generation(config: ModelConfig, workload: Workload, calibration: Calibration) -> TimePrediction:
-    """Predict the time of a generation by adding the times of the prefill and the decode steps.
+def _predict_from_reference_steps(
+    config: ModelConfig,
+    workload: Workload,
+    calibration: Calibration,
+    steps: tuple[ReferenceStep, ...],
+    backend: str,
+) -> TimePrediction:
+    parts = fit_reference_model(steps).predict(config, workload)
+    times = [("encoder.blocks", parts.encoder_layers), ("blocks", parts.layers), (LOGITS, parts.logits)]
+    if workload.mode is Mode.DECODE:
+        times.append(("attention", parts.attention))
+    else:
+        times.append(("attention", _additional_attention_seconds(config, workload, calibration)))
+        times.append(("heads", _unmeasured_head_seconds(config, workload, calibration)))
+    compute = sum(seconds for _, seconds in times)
+    return TimePrediction(
+        backend=backend,
+        seconds=parts.base + compute,
+        launch_seconds=parts.base,
+        compute_seconds=compute,
+        recurrence_seconds=0.0,
+        operation_times=tuple(
+            PredictedOperationTime(part=part, name=part, runs=1, seconds=seconds) for part, seconds in times if seconds
+        ),
+    )
 
-    All decode steps are predicted at the mean length because the time grows linearly with the length.
+
+def _additional_attention_seconds(config: ModelConfig, workload: Workload, calibration: Calibration) -> float:
+    """Return the time by which attention exceeds that over as many tokens in sequences of the reference length.
+
+    All backends run the same attention kernels of torch in these modes, so the difference is that of the eager backend.
     """
-    prefill = predict_time(
-        config, workload.replace(mode=Mode.PREFILL, n_new_tokens=None, logits_to_keep=1), calibration
+    source_len = workload.n_source if isinstance(config, Seq2SeqConfig) else None
+    reference = workload.replace(
+        batch_size=max(1, round(workload.n_tokens / REFERENCE_LENGTH)),
+        seq_len=min(REFERENCE_LENGTH, workload.n_tokens, config.context_length),
+        logits_to_keep=None,
     )
-    mean_len = (workload.seq_len + 1 + workload.final_seq_len) // 2
-    step = predict_time(
-        config, workload.replace(mode=Mode.DECODE, n_new_tokens=None, seq_len=max(1, mean_len)), calibration
+    if source_len is not None:
+        # The reference steps have as many source tokens per sequence as target tokens, or one target token.
+        reference = reference.replace(
+            batch_size=max(1, round(workload.batch_size * source_len / REFERENCE_LENGTH)),
+            seq_len=min(REFERENCE_LENGTH, workload.seq_len),
+            source_len=min(REFERENCE_LENGTH, source_len, config.context_length),
+        )
+    attention, reference_attention = (
+        sum(
+            time.seconds
+            for time in _OperationTimePredictor(config, work, calibration).operation_and_update_times()
+            if time.name == "attention"
+        )
+        for work in (workload, reference)
     )
-    n = workload.final_seq_len - workload.seq_len
-    names = ("seconds", "launch_seconds", "compute_seconds", "recurrence_seconds")
-    sums = {name: getattr(prefill, name) + n * getattr(step, name) for name in names}
-    decode = [replace(time, runs=n * time.runs, seconds=n * time.seconds) for time in step.operation_times]
-    return TimePrediction(**sums, operation_times=(*prefill.operation_times, *decode))
+    return max(0.0, attention - reference_attention)
+
+
+def _unmeasured_head_seconds(config: ModelConfig, workload: Workload, calibration: Calibration) -> float:
+    """Return the time of the heads of a BERT and of the update of an untied output matrix, which no step includes."""
+    predictor = _OperationTimePredictor(config, workload, calibration)
+    seconds = 0.0
+    if isinstance(config, BERTConfig):
+        heads = ("pooler", "next_sentence", "classifier", *(() if workload.mode is Mode.TRAIN else ("masked_lm",)))
+        seconds += sum(time.seconds for time in predictor.operation_and_update_times() if time.part in heads)
+    if workload.mode is Mode.TRAIN and isinstance(config, GPTConfig) and not config.tie_embeddings:
+        seconds += calibration.get_table("update.train").interpolate(config.vocab_size * config.d_model)
+    return seconds
 
 
 def launch_overhead_family(config: ModelConfig) -> str:

@@ -65,11 +65,24 @@ def generate_tokens(
     with closing(engine):
         with torch.inference_mode():
             logits = engine.prefill(prompts)
-        samples_on_device = not with_logits and isinstance(engine, SamplingEngine) and engine.can_sample(sampling)
-        if samples_on_device and isinstance(engine, SamplingEngine):
-            yield from _sample_on_device(engine, logits, sequences, sampling=sampling, stop_ids=stop_ids)
-        else:
-            yield from decode_steps(engine, logits, sequences, sampling=sampling, stop_ids=stop_ids)
+        yield from continue_sequences(
+            engine, logits, sequences, sampling=sampling, stop_ids=stop_ids, with_logits=with_logits
+        )
+
+
+def continue_sequences(
+    engine: DecodeEngine,
+    logits: NextLogits,
+    sequences: list[GeneratedSequence],
+    *,
+    sampling: SamplingConfig,
+    stop_ids: frozenset[int] = NO_STOP_IDS,
+    with_logits: bool = False,
+) -> Iterator[GenerationStep]:
+    """Generate tokens with an engine that has read the prompts, on its device if it can sample there."""
+    if not with_logits and isinstance(engine, SamplingEngine) and engine.can_sample(sampling):
+        return _sample_on_device(engine, logits, sequences, sampling=sampling, stop_ids=stop_ids)
+    return decode_steps(engine, logits, sequences, sampling=sampling, stop_ids=stop_ids)
 
 
 def _sample_on_device(

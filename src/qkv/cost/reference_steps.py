@@ -1,0 +1,173 @@
+"""Predict the time of a step of a fast backend from measured steps of reference models.
+
+A fast backend fuses kernels and may replay a step as one CUDA graph, so its time is not a sum of kernel times. It is
+therefore calibrated with complete steps of models that differ in width, number of layers, vocabulary size, number of
+tokens and number of cached keys. The differences between these steps give the time of one layer, of the logits and of
+the attention over additional keys.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from qkv.config import BERTConfig, ModelConfig, Seq2SeqConfig
+from qkv.cost.calibration import D_HEAD, REFERENCE_LENGTH, ReferenceStep, TimingTable, TimingTableBuilder
+from qkv.cost.operations import list_operations
+from qkv.cost.workload import Mode, Precision, Workload
+
+MIN_SECONDS = 1e-9
+"""Smallest difference between two steps. Noise may make the difference negative."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """The predicted time of a step in seconds, without attention over more keys than in the reference steps."""
+
+    base: float
+    """Time outside the layers and the logits, such as the launch of a captured step and the choice of the token."""
+    encoder_layers: float
+    layers: float
+    logits: float
+    attention: float
+    """Time of attention over additional cached keys in a decode step."""
+
+
+class ReferenceModel:
+    """The parameters of one backend for one model family and mode, computed from its reference steps."""
+
+    def __init__(self, steps: Iterable[ReferenceStep]) -> None:
+        groups: dict[tuple[int, ...], list[ReferenceStep]] = {}
+        for step in steps:
+            groups.setdefault((step.d_model, step.batch_size, step.seq_len, step.source_len or 0), []).append(step)
+        base, layer, encoder_layer, logits = ({} for _ in range(4))
+        long_groups = []
+        for key, group in sorted(groups.items()):
+            if group[0].mode is Mode.DECODE and group[0].seq_len > REFERENCE_LENGTH:
+                long_groups.append(group)
+                continue
+            parts = _GroupParts(group)
+            d_model, (tokens, source_tokens) = key[0], parts.tokens
+            layer[tokens, parts.layer_weights] = parts.layer
+            if parts.encoder_layer is not None:
+                encoder_layer[source_tokens, parts.encoder_layer_weights] = parts.encoder_layer
+            base[source_tokens or tokens, d_model] = parts.base
+            if parts.logits is not None:
+                logits[parts.logit_rows, parts.logit_weights] = parts.logits
+        self._base, self._layer = _table(base), _table(layer)
+        self._encoder_layer = _table(encoder_layer) if encoder_layer else None
+        self._logits = _table(logits) if logits else None
+        self._attention = self._attention_by_n_keys(long_groups)
+
+    def predict(self, config: ModelConfig, workload: Workload) -> StepParts:
+        """Predict the parts of a step."""
+        tokens, source_tokens = _n_tokens(config, workload)
+        encoder_weights, weights = _weights_per_layer(config, workload)
+        encoder_layers = 0.0
+        if encoder_weights and self._encoder_layer is not None:
+            assert isinstance(config, Seq2SeqConfig)
+            encoder_layers = config.n_encoder_layers * self._encoder_layer.interpolate(source_tokens, encoder_weights)
+        n_layers = config.n_decoder_layers if isinstance(config, Seq2SeqConfig) else config.n_layers  # type: ignore[union-attr]
+        logit_rows, logit_weights = _logit_rows_and_weights(config, workload)
+        logits = 0.0
+        if logit_weights and self._logits is not None:
+            # Unlike a layer, the logits have no fixed cost: it is part of the base.
+            smallest = self._logits.axes[1][0]
+            logits = self._logits.interpolate(logit_rows, logit_weights) * min(1.0, logit_weights / smallest)
+        return StepParts(
+            base=self._base.interpolate(source_tokens or tokens, config.d_model),
+            encoder_layers=encoder_layers,
+            layers=n_layers * self._layer.interpolate(tokens, weights),
+            logits=logits,
+            attention=n_layers * self._attention_seconds(config, workload),
+        )
+
+    def _attention_by_n_keys(self, groups: list[list[ReferenceStep]]) -> dict[int, TimingTable]:
+        """Return tables of the time per layer for attention over so many keys, by the number of heads in the batch."""
+        seconds: dict[int, dict[tuple[float, ...], float]] = {}
+        for group in groups:
+            few, many = sorted(group, key=lambda step: step.n_layers)
+            workload = few.workload(Precision.FLOAT32)
+            _, weights = _weights_per_layer(few.config(), workload)
+            layer = (many.seconds - few.seconds) / (many.n_layers - few.n_layers)
+            extra = layer - self._layer.interpolate(few.batch_size, weights)
+            n_heads = few.batch_size * few.d_model // D_HEAD
+            seconds.setdefault(few.seq_len, {})[(n_heads,)] = max(MIN_SECONDS, extra)
+        return {n_keys: _table(points) for n_keys, points in sorted(seconds.items())}
+
+    def _attention_seconds(self, config: ModelConfig, workload: Workload) -> float:
+        """Return the time of attention over cached keys in one layer, which grows linearly between two lengths."""
+        n_keys = workload.seq_len
+        if workload.mode is not Mode.DECODE or not self._attention or n_keys <= REFERENCE_LENGTH:
+            return 0.0
+        assert not isinstance(config, BERTConfig)
+        n_heads = workload.batch_size * config.n_heads  # type: ignore[union-attr]
+        points = [(REFERENCE_LENGTH, 0.0)]
+        points += [(length, table.interpolate(n_heads)) for length, table in self._attention.items()]
+        upper = next((i for i, (length, _) in enumerate(points) if length >= n_keys), len(points) - 1)
+        (left, low), (right, high) = points[upper - 1], points[upper]
+        seconds = low + max(0.0, high - low) * (n_keys - left) / (right - left)
+        return seconds * (config.d_head + config.d_value) / (2 * D_HEAD)  # type: ignore[union-attr]
+
+
+@lru_cache(maxsize=64)
+def fit_reference_model(steps: tuple[ReferenceStep, ...]) -> ReferenceModel:
+    """Compute the parameters of a backend from all reference steps of one family and mode."""
+    return ReferenceModel(steps)
+
+
+class _GroupParts:
+    """The parts of a step, from steps that have the same width and sizes but different numbers of layers."""
+
+    def __init__(self, group: list[ReferenceStep]) -> None:
+        first = min(group, key=lambda step: (step.n_layers + step.n_encoder_layers, step.vocab_size))
+        config, workload = first.config(), first.workload(Precision.FLOAT32)
+        self.tokens = _n_tokens(config, workload)
+        self.encoder_layer_weights, self.layer_weights = _weights_per_layer(config, workload)
+        deeper = next(step for step in group if step.n_layers > first.n_layers)
+        self.layer = max(MIN_SECONDS, (deeper.seconds - first.seconds) / (deeper.n_layers - first.n_layers))
+        self.encoder_layer = _difference(group, first, lambda step: step.n_encoder_layers)
+        wider = next((step for step in group if step.vocab_size > first.vocab_size), None)
+        self.logits = None if wider is None else max(MIN_SECONDS, wider.seconds - first.seconds)
+        largest = wider or first
+        self.logit_rows, self.logit_weights = _logit_rows_and_weights(largest.config(), workload)
+        layers = first.n_layers * self.layer + first.n_encoder_layers * (self.encoder_layer or 0.0)
+        self.base = max(MIN_SECONDS, first.seconds - layers)
+
+
+def _difference(group: list[ReferenceStep], first: ReferenceStep, size: Callable[[ReferenceStep], int]) -> float | None:
+    """Return the time per unit of `size`, or `None` if all steps have the same size."""
+    larger = next((step for step in group if size(step) > size(first)), None)
+    if larger is None:
+        return None
+    return max(MIN_SECONDS, (larger.seconds - first.seconds) / (size(larger) - size(first)))
+
+
+def _table(points: Mapping[tuple[float, ...], float]) -> TimingTable:
+    """Build a table whose axes contain all sizes of the points. Missing combinations are extrapolated."""
+    axes = tuple(tuple(sorted({point[i] for point in points})) for i in range(len(next(iter(points)))))
+    return TimingTableBuilder(axes=axes, measured=dict(points)).build()
+
+
+def _n_tokens(config: ModelConfig, workload: Workload) -> tuple[int, int]:
+    """Return the numbers of positions that the (decoder) layers and the encoder layers process."""
+    has_encoder = isinstance(config, Seq2SeqConfig) and workload.mode is not Mode.DECODE
+    return workload.n_tokens, workload.batch_size * workload.n_source if has_encoder else 0
+
+
+def _weights_per_layer(config: ModelConfig, workload: Workload) -> tuple[int, int]:
+    """Return the number of matmul weights that one encoder layer and one (decoder) layer read."""
+    weights = {True: 0, False: 0}
+    for op in list_operations(config, workload.replace(batch_size=1)):
+        if op.is_block and op.matmul is not None and op.parameters:
+            weights[op.part.startswith("encoder.")] += op.weights
+    return weights[True], weights[False]
+
+
+def _logit_rows_and_weights(config: ModelConfig, workload: Workload) -> tuple[int, int]:
+    """Return the number of rows and the number of weights of the logits, or zeros if the step computes none."""
+    if isinstance(config, BERTConfig) and not (workload.mode is Mode.TRAIN and config.masked_lm_head):
+        return 0, 0
+    n_rows = workload.n_logit_rows
+    if workload.mode is Mode.PREFILL and workload.logits_to_keep is None:
+        n_rows = workload.batch_size  # engines compute only the logits of the last token
+    return n_rows, config.vocab_size * config.d_model

@@ -1,0 +1,185 @@
+"""Measure the reference steps that calibrate the fast backend of a device."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from qkv.choices import BackendName
+from qkv.cost.backends import select_backend
+from qkv.cost.calibration import REFERENCE_LENGTH, ReferenceStep
+from qkv.cost.workload import Mode, Precision
+from qkv.training.benchmark_steps import build_random_model, measure_backend_step
+from qkv.training.timer import Timer
+
+FEW_LAYERS = 1
+SMALL_VOCABULARY = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceGrid:
+    """The sizes of the reference models and steps of a device."""
+
+    many_layers: dict[int, int]
+    """The widths of the models, and the number of layers of the deeper model of each width."""
+    large_vocabulary: int
+    decode_batches: tuple[int, ...]
+    n_tokens: tuple[int, ...]
+    """Numbers of tokens in a pass over full sequences. A CPU encodes at most 512 tokens at a time."""
+    long_contexts: tuple[int, ...]
+    """Numbers of cached keys for measuring the attention of a decode step."""
+    long_context_batches: tuple[int, ...]
+    long_context_width: int
+    max_flops: float
+    """Steps with more FLOPs are not measured but extrapolated from smaller ones."""
+
+
+CPU = ReferenceGrid(
+    many_layers={64: 5, 256: 5, 768: 3},
+    large_vocabulary=8192,
+    decode_batches=(1, 4, 16),
+    n_tokens=(16, 128, 1024),
+    long_contexts=(512, 2048),
+    long_context_batches=(1, 8),
+    long_context_width=256,
+    max_flops=6e10,
+)
+# The deeper models of medium width do not fit into the cache of a GPU. In practice, such models have as many layers.
+GPU = ReferenceGrid(
+    many_layers={128: 9, 512: 9, 1024: 9, 2048: 4},
+    large_vocabulary=32768,
+    decode_batches=(1, 2, 8, 32, 128),
+    n_tokens=(64, 512, 2048, 16384),
+    long_contexts=(1024, 4096),
+    long_context_batches=(1, 8, 64),
+    long_context_width=512,
+    max_flops=6e13,
+)
+
+
+def measure_reference_steps(
+    timer: Timer,
+    dtype: Precision,
+    report: Callable[[str], None] = lambda _line: None,
+    *,
+    grid: ReferenceGrid | None = None,
+    n_rounds: int = 1,
+) -> dict[BackendName, tuple[ReferenceStep, ...]]:
+    """Measure all reference steps that the fast backend of the device supports, in rounds that keep the fastest time.
+
+    A step that is too large for the memory is left out.
+    """
+    device = timer.device.type
+    grid = grid or (GPU if timer.is_gpu else CPU)
+    backend = BackendName.CUDA if timer.is_gpu else BackendName.CPU
+    fastest: dict[ReferenceStep, float] = {}
+    started = time.perf_counter()
+    for round_number in range(n_rounds):
+        for step in reference_steps(grid):
+            config, workload = step.config(), step.workload(dtype)
+            if select_backend(config, workload, device) != backend:
+                continue
+            seconds = _measure(timer, step, dtype, backend)
+            if seconds is not None:
+                fastest[step] = min(seconds, fastest.get(step, seconds))
+        report(f"{time.perf_counter() - started:.0f} s: steps of the {backend} backend, round {round_number + 1}")
+    return {backend: tuple(step.replace(seconds=seconds) for step, seconds in fastest.items())}
+
+
+def reference_steps(grid: ReferenceGrid) -> Iterator[ReferenceStep]:
+    """Yield all steps of a grid. Their time is not set."""
+    for d_model, many_layers in grid.many_layers.items():
+        for batch in grid.decode_batches:
+            size = {"mode": Mode.DECODE, "batch_size": batch, "seq_len": REFERENCE_LENGTH, "d_model": d_model}
+            yield from _variants("gpt", grid, many_layers, **size)
+            yield from _variants("seq2seq", grid, many_layers, **size, source_len=REFERENCE_LENGTH)
+        for n_tokens in grid.n_tokens:
+            length = min(n_tokens, REFERENCE_LENGTH)
+            for family, mode in (
+                ("gpt", Mode.PREFILL),
+                ("gpt", Mode.FORWARD),
+                ("gpt", Mode.TRAIN),
+                ("bert", Mode.FORWARD),
+                ("bert", Mode.TRAIN),
+                ("seq2seq", Mode.PREFILL),
+                ("seq2seq", Mode.TRAIN),
+            ):
+                if 72 * d_model**2 * many_layers * n_tokens > grid.max_flops:
+                    continue
+                # A translation starts with a single target token.
+                is_translation = family == "seq2seq" and mode is Mode.PREFILL
+                yield from _variants(
+                    family,
+                    grid,
+                    many_layers,
+                    mode=mode,
+                    batch_size=n_tokens // length,
+                    seq_len=1 if is_translation else length,
+                    d_model=d_model,
+                    source_len=length if family == "seq2seq" else None,
+                )
+    width = grid.long_context_width
+    for n_keys in grid.long_contexts:
+        for batch in grid.long_context_batches:
+            for n_layers in (FEW_LAYERS, grid.many_layers[width]):
+                yield _unmeasured("gpt", Mode.DECODE, batch, n_keys, width, n_layers)
+
+
+def _variants(
+    family: str,
+    grid: ReferenceGrid,
+    many_layers: int,
+    *,
+    mode: Mode,
+    batch_size: int,
+    seq_len: int,
+    d_model: int,
+    source_len: int | None = None,
+) -> Iterator[ReferenceStep]:
+    """Yield steps of models that differ in the number of layers of one stack or in the vocabulary size."""
+    has_encoder = family == "seq2seq"
+    first = ReferenceStep(
+        family=family,  # type: ignore[arg-type]
+        mode=mode,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        source_len=source_len,
+        d_model=d_model,
+        n_layers=FEW_LAYERS,
+        n_encoder_layers=FEW_LAYERS if has_encoder else 0,
+        vocab_size=SMALL_VOCABULARY,
+        seconds=1.0,
+    )
+    yield first
+    yield first.replace(n_layers=many_layers)
+    if has_encoder and mode is not Mode.DECODE:
+        yield first.replace(n_encoder_layers=many_layers)
+    if not (family == "bert" and mode is Mode.FORWARD):
+        yield first.replace(vocab_size=grid.large_vocabulary)
+
+
+def _unmeasured(family: str, mode: Mode, batch: int, seq_len: int, d_model: int, n_layers: int) -> ReferenceStep:
+    return ReferenceStep(
+        family=family,  # type: ignore[arg-type]
+        mode=mode,
+        batch_size=batch,
+        seq_len=seq_len,
+        d_model=d_model,
+        n_layers=n_layers,
+        vocab_size=SMALL_VOCABULARY,
+        seconds=1.0,
+    )
+
+
+def _measure(timer: Timer, step: ReferenceStep, dtype: Precision, backend: BackendName) -> float | None:
+    workload = step.workload(dtype)
+    model = build_random_model(step.config(), timer.device, workload.dtype)
+    try:
+        return measure_backend_step(model, workload, backend, timer, seconds=timer.seconds_per_measurement)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        del model
+        if timer.is_gpu:
+            torch.cuda.empty_cache()  # otherwise, the memory of captured graphs is not reused
