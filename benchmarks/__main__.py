@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
             log=_log,
             device=options.device,
             baseline=options.baseline,
+            dtype=options.dtype,
+            refit=options.refit,
         )
     )
     is_file = options.out.suffix == ".md"
@@ -117,6 +119,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=("cpu", "cuda"),
         default="cpu",
         help="device for cost, growth, memory and recurrence; train-gpu, encode-gpu and decode-gpu require cuda",
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="precision, for cost")
+    parser.add_argument(
+        "--refit",
+        type=Path,
+        metavar="FILE",
+        help="predict the times of an earlier cost run again from its cost-measurements-….json, without measuring",
     )
     return parser
 

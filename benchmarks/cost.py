@@ -1,157 +1,175 @@
 """Compare predicted and measured times for models and sizes that the calibration did not use."""
 
-import math
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import machine
-from benchmarks.cost_cases import build_configs, workload_sizes
-from benchmarks.gpu_kernel_profile import profile_kernels
+from benchmarks.cost_cases import Case, list_cases, list_long_context_cases
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions, LogFunction
 from qkv.choices import AttentionKernel
-from qkv.config import GPTConfig, ModelConfig
-from qkv.cost import Mode, Precision, Workload, list_operations
+from qkv.config import config_from_dict
+from qkv.cost import Precision, Workload, list_operations
+from qkv.cost.backends import select_backend
 from qkv.cost.calibration import Calibration
 from qkv.cost.prediction import TimePrediction, predict_time
-from qkv.training.benchmark_steps import Step, build_random_model, configure_model_and_build_step
+from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step, measure_backend_step
 from qkv.training.device_calibration import calibrate
 from qkv.training.launch_overhead import build_tiny_forward_pass
 from qkv.training.timer import Timer, retain_freed_memory
 
-LONG_CONTEXTS = (1024, 2048, 4096)
-ROUNDS = {"cpu": 3, "cuda": 8}
-"""Number of rounds over all points. The smallest time of each point counts because a shared machine can be slow for
+ROUNDS = {"cpu": 3, "cuda": 4}
+"""Number of rounds over all cases. The smallest time of each case counts because a shared machine can be slow for
 seconds."""
 SECONDS_PER_MEASUREMENT = {"cpu": 0.25, "cuda": 0.1}
 """Duration of each measurement in seconds."""
-GPU_SECONDS, STUDY_SECONDS = 90, 5
-"""Time limits on a GPU. Rounds stop after `GPU_SECONDS`, and then kernels are profiled for `STUDY_SECONDS`."""
+MEASURING_SECONDS = {"cpu": 900, "cuda": 120}
+"""No round starts that would end later than this many seconds after the calibration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The measured time of a case on the backend that runs it."""
+
+    case: Case
+    backend: str
+    seconds: float
+    largest_tensor: tuple[int, int] | None = None
+    """Predicted and actual size of the largest tensor in bytes, which is measured only for long contexts."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.case.model,
+            "config": self.case.config.model_dump(mode="json"),
+            "workload": self.case.workload.model_dump(mode="json"),
+            "backend": self.backend,
+            "seconds": self.seconds,
+            "largest_tensor": self.largest_tensor,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Measurement":
+        config, workload = config_from_dict(saved["config"]), Workload(**saved["workload"])
+        return cls(
+            case=Case(model=saved["model"], config=config, workload=workload),
+            backend=saved["backend"],
+            seconds=saved["seconds"],
+            largest_tensor=saved["largest_tensor"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The predicted and measured times of one model at one size."""
+    """The predicted and measured times of one case."""
 
-    model: str
-    config: ModelConfig
-    workload: Workload
+    measurement: Measurement
     prediction: TimePrediction
-    measured: float
-    largest_tensor: tuple[int, int] | None = None
-    """Predicted and actual size of the largest tensor in bytes, which is measured only for long contexts."""
-
-    @property
-    def predicted(self) -> float:
-        return self.prediction.seconds
 
     @property
     def error(self) -> float:
-        return self.predicted / self.measured - 1
+        return self.prediction.seconds / self.measurement.seconds - 1
 
     @property
     def cells(self) -> list[str]:
-        workload = self.workload
+        case = self.measurement.case
+        workload = case.workload
         source = "" if workload.source_len is None else f" from {workload.source_len}"
-        times = [f"{1000 * seconds:.3f}" for seconds in (self.predicted, self.measured)]
-        name = self.model if workload.kernel.value == "fused" else f"{self.model}, eager"
         return [
-            name,
+            case.model,
             workload.mode.value,
             f"{workload.batch_size}×{workload.seq_len}{source}",
-            *times,
+            workload.dtype.value,
+            self.prediction.backend,
+            *(f"{1000 * seconds:.3f}" for seconds in (self.prediction.seconds, self.measurement.seconds)),
             f"{self.error:+.0%}",
-            self.prediction.bound_by,
         ]
-
-    def as_dict(self) -> dict[str, Any]:
-        parts = [[item.part, item.name, item.runs, 1000 * item.seconds] for item in self.prediction.operation_times]
-        sums = {
-            f"predicted_{name.removesuffix('_seconds')}_ms": 1000 * seconds
-            for name, seconds in self.prediction.as_dict().items()
-        }
-        return {
-            "model": self.model,
-            "mode": self.workload.mode.value,
-            "batch_size": self.workload.batch_size,
-            "seq_len": self.workload.seq_len,
-            "measured_ms": 1000 * self.measured,
-            **sums,
-            "error": self.error,
-            "bound_by": self.prediction.bound_by,
-            "parts": parts,
-            "config": self.config.model_dump(mode="json"),
-            "workload": self.workload.model_dump(mode="json"),
-        }
 
 
 def cost(options: BenchmarkOptions) -> Report:
-    """Calibrate the device, and compare predicted and measured times. Nothing is fitted to the measured points."""
-    started, load, device = time.perf_counter(), machine.load_average(), torch.device(options.device)
+    """Calibrate the device, and compare predicted and measured times. Nothing is fitted to the measured cases.
+
+    With `options.refit`, the measurements are read from a file of an earlier run, and only the predictions are new.
+    """
+    load = machine.load_average()
+    if options.refit is not None:
+        saved = json.loads(options.refit.read_text(encoding="utf-8"))
+        measurements = [Measurement.from_dict(entry) for entry in saved["measurements"]]
+        return _report(Calibration(**saved["calibration"]), measurements, saved["pass_seconds"], load)
+    device = torch.device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     retain_freed_memory()
-    dtype = Precision.BFLOAT16 if device.type == "cuda" else Precision.FLOAT32
+    dtype = Precision(options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     calibration = calibrate(device, dtype, options.log)
     options.log(f"calibrated {calibration.device} in {calibration.duration:.0f} s")
-    until = started + GPU_SECONDS if device.type == "cuda" else math.inf
-    runner = _MeasurementRunner(calibration, device, options.log, until=until)
-    result, long = runner.rounds()
+    runner = _MeasurementRunner(calibration, device, options.log)
+    measurements = runner.measure_all()
+    return _report(calibration, measurements, runner.pass_seconds, load)
+
+
+def _report(
+    calibration: Calibration, measurements: Sequence[Measurement], pass_seconds: list[float], load: float
+) -> Report:
+    points = [_predict(measurement, calibration) for measurement in measurements]
+    short = [point for point in points if point.measurement.largest_tensor is None]
+    long = [point for point in points if point.measurement.largest_tensor is not None]
     return Report(
-        name=f"cost, {device.type}",
+        name=f"cost, {calibration.kind}",
         description=(
-            "Measured times compared with predictions from a calibration of this device. The calibration did not use "
-            "any of these models and sizes."
+            "Measured times compared with predictions from a calibration of this device, for the backends that "
+            "generate, translate, embed and train use. The calibration did not use any of these models and sizes."
         ),
-        columns=["model", "mode", "batch × length", "predicted ms", "measured ms", "error", "bound by"],
-        rows=[point.cells for point in [*result, *long]],
-        notes=[*_notes(calibration, result, long), _describe_variation(runner.pass_seconds)],
-        versions={"torch": torch.__version__},
+        columns=["model", "mode", "batch × length", "dtype", "backend", "predicted ms", "measured ms", "error"],
+        rows=[point.cells for point in [*short, *long]],
+        notes=[*_notes(calibration, short, long), _describe_variation(pass_seconds)],
+        versions={"torch": calibration.torch_version},
         load=load,
         files={
-            "cost-calibration.json": calibration.model_dump(mode="json"),
-            "cost-points.json": {
-                "summary": _summary(result),
-                "pass_seconds": runner.pass_seconds,
-                "points": runner.describe_points(result),
-                "long_contexts": runner.describe_points(long),
-            },
+            f"cost-measurements-{calibration.kind}-{calibration.dtype.value}.json": {
+                "calibration": calibration.model_dump(mode="json"),
+                "pass_seconds": pass_seconds,
+                "measurements": [measurement.as_dict() for measurement in measurements],
+            }
         },
     )
 
 
-def _summary(points: Sequence[Point]) -> Mapping[str, float]:
-    errors = [abs(point.error) for point in points]
-    return {"points": len(errors), "mean_error": sum(errors) / len(errors), "worst_error": max(errors)}
+def _predict(measurement: Measurement, calibration: Calibration) -> Point:
+    case = measurement.case
+    # Long contexts compare the attention kernels of the eager backend.
+    prediction = predict_time(case.config, case.workload, calibration, backend=measurement.backend)
+    return Point(measurement=measurement, prediction=prediction)
 
 
-def _notes(calibration: Calibration, result: list[Point], long: list[Point]) -> list[str]:
-    worst = max(result, key=lambda point: abs(point.error))
+def _notes(calibration: Calibration, short: list[Point], long: list[Point]) -> list[str]:
+    errors = [abs(point.error) for point in short]
+    worst = max(short, key=lambda point: abs(point.error))
     by_mode = []
-    for mode in sorted({point.workload.mode for point in result}):
-        errors = [abs(point.error) for point in result if point.workload.mode is mode]
-        by_mode.append(f"{mode.value} {sum(errors) / len(errors):.0%}")
+    for mode in sorted({point.measurement.case.workload.mode for point in short}):
+        of_mode = [abs(point.error) for point in short if point.measurement.case.workload.mode is mode]
+        by_mode.append(f"{mode.value} {sum(of_mode) / len(of_mode):.0%}")
     notes = [
         f"Calibration: {calibration.device}, {calibration.dtype.value}, {calibration.duration:.0f} s.",
-        f"Mean error of {len(result)} points: {_summary(result)['mean_error']:.1%}. Worst error: {worst.error:+.0%} ("
+        f"Mean error of {len(short)} points: {sum(errors) / len(errors):.1%}. Worst error: {worst.error:+.0%} ("
         + " ".join(worst.cells[:3])
         + "). Mean error by mode: "
         + ", ".join(by_mode)
         + ".",
     ]
     for point in long:
-        assert point.largest_tensor is not None
-        predicted, actual = point.largest_tensor
+        case, largest = point.measurement.case, point.measurement.largest_tensor
+        assert largest is not None
         notes.append(
-            f"Context of {point.workload.seq_len} tokens with {point.workload.kernel.value} attention: "
-            f"the largest tensor has {actual:,} bytes (predicted: {predicted:,}), and the forward pass takes "
-            f"{1000 * point.measured:.1f} ms (predicted: {1000 * point.predicted:.1f} ms)."
+            f"Context of {case.workload.seq_len} tokens with {case.workload.kernel.value} attention: the largest "
+            f"tensor has {largest[1]:,} bytes (predicted: {largest[0]:,}), and the forward pass takes "
+            f"{1000 * point.measurement.seconds:.1f} ms (predicted: {1000 * point.prediction.seconds:.1f} ms)."
         )
     return notes
 
@@ -167,107 +185,64 @@ def _describe_variation(pass_seconds: list[float]) -> str:
 
 
 class _MeasurementRunner:
-    """A runner that predicts and measures points on one device and keeps the smallest time over several rounds."""
+    """A runner that measures cases on one device and keeps the smallest time over several rounds."""
 
-    def __init__(self, calibration: Calibration, device: torch.device, log: LogFunction, *, until: float) -> None:
-        """Create a runner that starts no round that would end after `until` (a value of `time.perf_counter`)."""
-        self.calibration, self.device, self.log, self.until = calibration, device, log, until
+    def __init__(self, calibration: Calibration, device: torch.device, log: LogFunction) -> None:
+        self.calibration, self.device, self.log = calibration, device, log
         self.timer = Timer(device)
         self.pass_seconds: list[float] = []
         """Durations in seconds of the small forward pass that runs before each measurement. The pass is launch-bound,
         so its durations show how much the machine's speed varies."""
         self._tiny_pass = build_tiny_forward_pass(device, calibration.dtype)
-        self._steps: dict[tuple[str, Workload], Step] = {}
 
-    def rounds(self) -> tuple[list[Point], list[Point]]:
-        """Measure all points and return the regular points and the long-context points."""
-        points, long = self._list_points(), self._long_context_points()
-        result: dict[int, Point] = {}
-        round_seconds = 0.0
+    def measure_all(self) -> list[Measurement]:
+        """Measure all cases, followed by the long contexts."""
+        cases = [(case, "auto") for case in list_cases(self.device.type, self.calibration.dtype)]
+        long = [(case, "eager") for case in list_long_context_cases(self.device.type, self.calibration.dtype)]
+        result: dict[int, Measurement] = {}
+        started, round_seconds = time.perf_counter(), 0.0
         n_rounds = ROUNDS[self.device.type]
         for round_number in range(n_rounds):
             round_start = time.perf_counter()
-            if round_number and round_start + round_seconds > self.until:
+            if round_number and round_start + round_seconds > started + MEASURING_SECONDS[self.device.type]:
                 break
             self.log(f"round {round_number + 1} of {n_rounds}")
-            for index, (name, config, workload) in enumerate([*points, *long]):
+            for index, (case, backend) in enumerate([*cases, *long]):
                 try:
-                    point = self._measure(name, config, workload)
-                except RuntimeError as error:
-                    # A model that is too large for the device must not prevent the other measurements.
-                    self.log(f"Failed: {name} {workload.mode.value}: {str(error).splitlines()[0]}")
+                    measurement = self._measure(case, backend, is_long=index >= len(cases))
+                except Exception as error:  # noqa: BLE001 - a failing case must not prevent the other measurements
+                    self.log(f"Failed: {case.model} {case.workload.mode.value}: {type(error).__name__}: {error}")
                     continue
-                self.log("  ".join(point.cells))
-                if index not in result or point.measured < result[index].measured:
-                    result[index] = point
+                self.log("  ".join(_predict(measurement, self.calibration).cells))
+                if index not in result or measurement.seconds < result[index].seconds:
+                    result[index] = measurement
             round_seconds = time.perf_counter() - round_start
-        short_points, long_points = (
-            [point for index, point in result.items() if (index >= len(points)) == is_long] for is_long in (False, True)
-        )
-        return short_points, [replace(point, largest_tensor=self._largest_tensor(point)) for point in long_points]
+        return [result[index] for index in sorted(result)]
 
-    def _list_points(self) -> list[tuple[str, ModelConfig, Workload]]:
-        configs, points = build_configs(self.device.type), []
-        for name, mode, size in workload_sizes(self.device.type):
-            dtype = self.calibration.training_dtype if mode == "train" else self.calibration.dtype
-            points.append((name, configs[name], Workload(**size, mode=Mode(mode), dtype=dtype)))
-        return points
-
-    def _long_context_points(self) -> list[tuple[str, ModelConfig, Workload]]:
-        """List the points for contexts of 1024, 2048 and 4096 tokens with eager and fused attention.
-
-        Only eager attention allocates n×n matrices.
-        """
-        d_model = 768 if self.device.type == "cuda" else 128
-        config = GPTConfig(vocab_size=512, context_length=4096, d_model=d_model, n_heads=d_model // 64, n_layers=2)
-        workloads = [
-            Workload(batch_size=1, seq_len=n, mode=Mode.FORWARD, dtype=self.calibration.dtype, kernel=kernel)
-            for n in LONG_CONTEXTS
-            for kernel in AttentionKernel
-        ]
-        return [(f"gpt {d_model}×2", config, workload) for workload in workloads]
-
-    def _measure(self, name: str, config: ModelConfig, workload: Workload) -> Point:
-        is_warm = (name, workload) in self._steps
-        step = self._step(name, config, workload)
+    def _measure(self, case: Case, backend: str, *, is_long: bool) -> Measurement:
+        backend = select_backend(case.config, case.workload, self.device.type, backend)
+        model = build_random_model(case.config, self.device, case.workload.dtype)
         self.pass_seconds.append(
             self.timer.measure_lower_quartile_latency(self._tiny_pass, is_warm=bool(self.pass_seconds))
         )
-        measured = self.timer.measure_lower_quartile_latency(
-            step, seconds=SECONDS_PER_MEASUREMENT[self.device.type], is_warm=is_warm
+        seconds = measure_backend_step(
+            model, case.workload, backend, self.timer, seconds=SECONDS_PER_MEASUREMENT[self.device.type]
         )
-        prediction = predict_time(config, workload, self.calibration)
-        return Point(model=name, config=config, workload=workload, prediction=prediction, measured=measured)
+        largest_tensor = None
+        if is_long:
+            largest_tensor = _largest_tensor(case, configure_model_and_build_step(model, case.workload))
+        return Measurement(case=case, backend=backend, seconds=seconds, largest_tensor=largest_tensor)
 
-    def _step(self, name: str, config: ModelConfig, workload: Workload) -> Step:
-        if (name, workload) not in self._steps:
-            self._steps[name, workload] = configure_model_and_build_step(
-                build_random_model(config, self.device, workload.dtype), workload
-            )
-        return self._steps[name, workload]
 
-    def describe_points(self, points: list[Point]) -> list[dict[str, Any]]:
-        """Return all figures of each point. On a GPU, include the kernels of as many points as time permits."""
-        described = []
-        for point in points:
-            described.append(point.as_dict())
-            if self.device.type == "cuda" and time.perf_counter() < self.until + STUDY_SECONDS:
-                try:
-                    described[-1] |= profile_kernels(self._step(point.model, point.config, point.workload))
-                except RuntimeError as error:
-                    self.log(f"not profiled: {point.model}: {str(error).splitlines()[0]}")
-        return described
-
-    def _largest_tensor(self, point: Point) -> tuple[int, int]:
-        """Return the predicted size and the actual size of the largest tensor in bytes."""
-        with _LargestTensorMode() as actual:
-            self._step(point.model, point.config, point.workload)()
-        workload = point.workload
-        is_fused = workload.kernel is AttentionKernel.FUSED
-        largest = max(
-            op.writes - (op.onchip_writes if is_fused else 0) for op in list_operations(point.config, workload)
-        )
-        return largest * workload.dtype.matmul_itemsize, actual.n_bytes
+def _largest_tensor(case: Case, step: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return the predicted size and the actual size of the largest tensor in bytes."""
+    with _LargestTensorMode() as actual:
+        step()
+    is_fused = case.workload.kernel is AttentionKernel.FUSED
+    largest = max(
+        op.writes - (op.onchip_writes if is_fused else 0) for op in list_operations(case.config, case.workload)
+    )
+    return largest * case.workload.dtype.matmul_itemsize, actual.n_bytes
 
 
 class _LargestTensorMode(TorchDispatchMode):

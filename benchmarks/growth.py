@@ -12,7 +12,7 @@ from benchmarks.memory import MIB, peak_cpu_bytes
 from benchmarks.recurrence import encode_png
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions, LogFunction
-from qkv.choices import PositionKind
+from qkv.choices import BackendName, PositionKind
 from qkv.config import GPTConfig
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.calibration import Calibration, find_newest_calibration
@@ -148,7 +148,7 @@ def _find_or_create_calibration(device: torch.device, log: LogFunction) -> Calib
     if calibration is not None:
         return calibration
     grid = replace(GPU if device.type == "cuda" else CPU, recurrence_axes=FEW_RECURRENCES)
-    return calibrate(device, dtype, log, grid=grid)
+    return calibrate(device, dtype, log, grid=grid, with_fast_backend=False)
 
 
 def _measure_points(
@@ -171,7 +171,7 @@ def _measure_points(
             except torch.OutOfMemoryError as error:
                 log(f"skipped: {varied} {value}, {mode.value}: {str(error).splitlines()[0]}")
                 continue
-            predicted = predict_time(config, workload, calibration).seconds
+            predicted = predict_time(config, workload, calibration, backend=BackendName.EAGER).seconds
             expected = estimate_workload(config, workload).memory.peak
             point = Point(
                 varied=varied,

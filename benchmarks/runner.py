@@ -27,6 +27,10 @@ class BenchmarkOptions:
     device: str = "cpu"
     baseline: Path | None = None
     """Another checkout of qkv to compare with."""
+    dtype: str | None = None
+    """Precision of inference. If None, the default of the device is used."""
+    refit: Path | None = None
+    """File with the measurements of an earlier run, from which `cost` computes new predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,12 @@
 """`qkv cost --measure`: workloads that cannot be measured are rejected before they run."""
 
+import re
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from qkv.cli import app, cost_measurement
-from qkv.cli.cost import EAGER_STEP_NOTE
 from qkv.cost.calibration import save_calibration
 from qkv.cost.devices import find_device, matches_device
 from qkv.errors import InputError
@@ -56,13 +57,21 @@ def test_a_short_name_matches_the_full_name_of_a_device(name, full_name, is_matc
 
 
 @pytest.mark.parametrize(
-    ("model", "mode", "has_note"),
-    [("gpt-nano", "decode", True), ("gpt-nano", "prefill", False), ("rnn-nano", "decode", False)],
+    ("model", "mode", "backend"), [("gpt-nano", "decode", "cpu"), ("gpt-nano", "forward", "eager")]
 )
-def test_a_measured_decode_step_notes_the_faster_backend(calibrated, model, mode, has_note):
+def test_the_backend_is_named_next_to_each_time(calibrated, model, mode, backend):
     output = run(model, "--mode", mode, "--seq-len", "16", *calibrated)
-    assert "time, measured" in output
-    assert (EAGER_STEP_NOTE in output) is has_note
+    unit = " per token" if mode == "decode" else ""
+    for line in ("predicted", "measured"):
+        assert re.search(rf"time, {line} +\S+ ms{unit} \({backend} backend", output)
+    operations = run(model, "--mode", mode, "--seq-len", "16", "--backend", "eager", *calibrated)
+    assert "(eager backend" in operations
+    assert "blocks.attention.q_proj" in operations
+
+
+def test_a_backend_that_does_not_run_the_workload_is_an_error(calibrated):
+    with pytest.raises(InputError, match=r"--backend cuda\b"):
+        run("gpt-nano", "--mode", "decode", "--seq-len", "16", "--backend", "cuda", *calibrated)
 
 
 @pytest.mark.parametrize("arguments", [["calibrate", "--help"], ["gpt2", "--measure"]], ids=["help", "error"])

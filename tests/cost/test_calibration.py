@@ -83,7 +83,7 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path, text, values):
 def test_an_older_format_is_an_error(tmp_path):
     settings = make_calibration().model_dump(mode="json") | {"format": 1}
     (tmp_path / "c.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=r"format must be 4, got 1; .*qkv cost calibrate"):
+    with pytest.raises(InputError, match=r"format must be 5, got 1; .*qkv cost calibrate"):
         load_calibration(tmp_path / "c.json")
 
 

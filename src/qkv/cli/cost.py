@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from qkv.choices import AttentionKernel
+from qkv.choices import AttentionKernel, BackendName
 from qkv.cli.cost_measurement import validated_measurement_device_name
 from qkv.cli.cost_plan import COST_DEVICE_NAMES, calibrate, parse_count, plan
 from qkv.cli.help import SimplifiedMetavarCommand
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 DEFAULT_COMMAND = "estimate"
 """Name of the hidden subcommand that runs if the first argument is not the name of a subcommand."""
 DEFAULT_ROOFLINE_DEVICE = "h200"
-EAGER_STEP_NOTE = (
-    "this is the time of the eager implementation; `qkv generate` uses a faster backend with the same results if one "
-    "is available"
-)
 
 
 class _DefaultCommandGroup(TyperGroup):
@@ -101,6 +97,10 @@ def estimate_cost(
             help="Calibration file created by `qkv cost calibrate`. By default, the newest applicable file is used."
         ),
     ] = None,
+    backend: Annotated[
+        BackendName,
+        typer.Option(help="Backend for which to predict the time (default: the one that would run the workload)."),
+    ] = BackendName.AUTO,
     measure: Annotated[
         bool,
         typer.Option(
@@ -162,9 +162,11 @@ def estimate_cost(
     measured_device = validated_measurement_device_name(estimate, device_spec) if measure else None
     device_name = measured_device or (None if device_spec is None else device_spec.name)
     selected_calibration = _load_applicable_calibration(calibration, workload, device=device_name)
-    times = _bound_and_predicted_times(estimate, device_spec, selected_calibration)
+    times = _bound_and_predicted_times(estimate, device_spec, selected_calibration, backend)
     if measured_device is not None:
-        times["measured"] = _measure_and_compare_with_prediction(estimate, selected_calibration, measured_device)
+        times["measured"] = _measure_and_compare_with_prediction(
+            estimate, selected_calibration, measured_device, backend
+        )
     if plot is not None:
         _plot_cost_to_file(estimate, device_spec, plot)
     _print_estimate(estimate, device_spec, times, output_format=output_format)
@@ -232,7 +234,7 @@ def _load_applicable_calibration(
 
 
 def _bound_and_predicted_times(
-    estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None"
+    estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None", backend: BackendName
 ) -> dict[str, Any]:
     """Compute the roofline bound if a device is given, and the predicted time if there is a calibration."""
     from qkv.cost.prediction import predict_time
@@ -243,19 +245,26 @@ def _bound_and_predicted_times(
         fits = estimate.memory.peak <= device.usable_memory
         times["bound"] = {**roofline_bound(estimate, device).as_dict(), "fits": fits, "source": device.source}
     if calibration is not None:
-        prediction = predict_time(estimate.config, estimate.workload, calibration)
+        prediction = predict_time(estimate.config, estimate.workload, calibration, backend=backend)
         times["calibrated"] = {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}
     return times
 
 
 def _measure_and_compare_with_prediction(
-    estimate: "Estimate", calibration: "Calibration | None", device: str
+    estimate: "Estimate", calibration: "Calibration | None", device: str, backend: BackendName
 ) -> dict[str, Any]:
-    """Time one step with random weights and compare it with the prediction, operation by operation."""
+    """Time one step with random weights and compare it with the prediction.
+
+    A forward pass of the eager backend is also compared operation by operation.
+    """
     from qkv.cli.options import select_device
     from qkv.cost import Mode
     from qkv.cost.prediction import predict_time
-    from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step
+    from qkv.training.benchmark_steps import (
+        build_random_model,
+        configure_model_and_build_step,
+        measure_backend_step,
+    )
     from qkv.training.operation_comparison import compare_operations
     from qkv.training.timer import Timer, retain_freed_memory
 
@@ -266,20 +275,20 @@ def _measure_and_compare_with_prediction(
     retain_freed_memory()  # the calibration does the same
     timer = Timer(select_device(calibration.kind))
     model = build_random_model(estimate.config, timer.device, estimate.workload.dtype)
-    step = configure_model_and_build_step(model, estimate.workload)
-    seconds = timer.measure_lower_quartile_latency(step, seconds=0.5)
-    prediction = predict_time(estimate.config, estimate.workload, calibration)
-    is_training = estimate.workload.mode is Mode.TRAIN
-    operations = [] if is_training else compare_operations(model, step, prediction, timer)
-    has_faster_backend = estimate.workload.mode is Mode.DECODE and estimate.config.family != "rnn"
+    prediction = predict_time(estimate.config, estimate.workload, calibration, backend=backend)
+    seconds = measure_backend_step(model, estimate.workload, prediction.backend, timer, seconds=0.5)
+    operations = []
+    if prediction.backend == BackendName.EAGER and estimate.workload.mode is not Mode.TRAIN:
+        step = configure_model_and_build_step(model, estimate.workload)
+        operations = compare_operations(model, step, prediction, timer)
     errors = [abs(operation.predicted / operation.measured - 1) for operation in operations]
     return {
         "device": calibration.device,
+        "backend": prediction.backend,
         "seconds": seconds,
         "ratio": prediction.seconds / seconds,
         "operations": [operation.__dict__ for operation in operations],
         "mean_operation_error": sum(errors) / len(errors) if errors else None,
-        "note": EAGER_STEP_NOTE if has_faster_backend else None,
     }
 
 
@@ -298,6 +307,14 @@ def _missing_calibration_message(workload: "Workload", device: str) -> str:
     kind = "cpu" if device.startswith("cpu") else "cuda"
     command = f"qkv cost calibrate --device {kind} --dtype {calibrated_dtypes[workload.dtype].value}"
     return f"--measure: no calibration of {device} for {description}; create one in about a minute with: {command}"
+
+
+def _time_unit(workload: "Workload") -> str:
+    from qkv.cost import Mode
+
+    if workload.mode is not Mode.DECODE:
+        return ""
+    return " per token" if workload.batch_size == 1 else f" per step of {workload.batch_size:,} tokens"
 
 
 def _print_estimate(
@@ -329,7 +346,7 @@ def _print_estimate(
     totals = [
         *cost_report.format_parameters_flops_and_memory(estimate, with_slide_notes=is_lecture),
         *cost_report.format_memory_warning(estimate, device),
-        *cost_report.format_times_and_operation_comparison(times),
+        *cost_report.format_times_and_operation_comparison(times, unit=_time_unit(estimate.workload)),
     ]
     wrapped = [textwrap.fill(note, TERMINAL_WIDTH) for note in notes]
     print("\n".join([estimate.title, "", *totals, "", *rows, *wrapped]))

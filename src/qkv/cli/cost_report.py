@@ -219,8 +219,11 @@ def format_memory_warning(estimate: "Estimate", device: "DeviceSpec | None") -> 
     ]
 
 
-def format_times_and_operation_comparison(times: dict[str, Any]) -> list[str]:
-    """Format the roofline bound, the predicted and measured times, and a comparison of the measured operations."""
+def format_times_and_operation_comparison(times: dict[str, Any], *, unit: str) -> list[str]:
+    """Format the roofline bound, the predicted and measured times, and a comparison of the measured operations.
+
+    `unit` and the name of the backend follow each predicted or measured time.
+    """
     lines = []
     if "bound" in times:
         bound = times["bound"]
@@ -230,18 +233,16 @@ def format_times_and_operation_comparison(times: dict[str, Any]) -> list[str]:
         )
     if "calibrated" in times:
         prediction = times["calibrated"]
-        compute_seconds = prediction["compute_seconds"] + prediction["recurrence_seconds"]
         lines.append(
-            f"time, predicted   {_format_seconds(prediction['seconds'])} on {prediction['device']} (launching kernels: "
-            f"{_format_seconds(prediction['launch_seconds'])}, running kernels: {_format_seconds(compute_seconds)})"
+            f"time, predicted   {_format_seconds(prediction['seconds'])}{unit} ({prediction['backend']} backend, "
+            f"calibrated on {prediction['device']})"
         )
     if "measured" in times:
         measurement = times["measured"]
         lines.append(
-            f"time, measured    {_format_seconds(measurement['seconds'])} on {measurement['device']} (predicted ÷ "
-            f"measured = {measurement['ratio']:.2f})"
+            f"time, measured    {_format_seconds(measurement['seconds'])}{unit} ({measurement['backend']} backend on "
+            f"{measurement['device']}; predicted ÷ measured = {measurement['ratio']:.2f})"
         )
-        lines += [f"{'':17} {measurement['note']}"] if measurement["note"] else []
         if measurement["operations"]:
             lines += ["", *format_predicted_vs_measured_operations(measurement["operations"])]
             lines.append(f"mean error of the operations: {measurement['mean_operation_error']:.0%}")

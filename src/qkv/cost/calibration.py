@@ -23,6 +23,8 @@ FORMAT = 5
 Family = Literal["gpt", "bert", "seq2seq"]
 D_HEAD = 64
 """Width of the attention heads of all reference models."""
+REFERENCE_VOCAB_SIZE = 512
+"""Vocabulary size of most reference models. One model of each width has a larger vocabulary."""
 REFERENCE_LENGTH = 64
 """Tokens per sequence, and keys of a decode step, of the reference steps that determine the time of a layer."""
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

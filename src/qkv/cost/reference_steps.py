@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from qkv.config import BERTConfig, ModelConfig, Seq2SeqConfig
-from qkv.cost.calibration import D_HEAD, REFERENCE_LENGTH, ReferenceStep, TimingTable, TimingTableBuilder
+from qkv.cost.calibration import (
+    D_HEAD,
+    REFERENCE_LENGTH,
+    REFERENCE_VOCAB_SIZE,
+    ReferenceStep,
+    TimingTable,
+    TimingTableBuilder,
+)
 from qkv.cost.operations import list_operations
 from qkv.cost.workload import Mode, Precision, Workload
 
@@ -83,7 +90,7 @@ class ReferenceModel:
 
     def _attention_by_n_keys(self, groups: list[list[ReferenceStep]]) -> dict[int, TimingTable]:
         """Return tables of the time per layer for attention over so many keys, by the number of heads in the batch."""
-        seconds: dict[int, dict[tuple[float, ...], float]] = {}
+        seconds: dict[int, dict[tuple[int, ...], float]] = {}
         for group in groups:
             few, many = sorted(group, key=lambda step: step.n_layers)
             workload = few.workload(Precision.FLOAT32)
@@ -142,7 +149,7 @@ def _difference(group: list[ReferenceStep], first: ReferenceStep, size: Callable
     return max(MIN_SECONDS, (larger.seconds - first.seconds) / (size(larger) - size(first)))
 
 
-def _table(points: Mapping[tuple[float, ...], float]) -> TimingTable:
+def _table(points: Mapping[tuple[int, ...], float]) -> TimingTable:
     """Build a table whose axes contain all sizes of the points. Missing combinations are extrapolated."""
     axes = tuple(tuple(sorted({point[i] for point in points})) for i in range(len(next(iter(points)))))
     return TimingTableBuilder(axes=axes, measured=dict(points)).build()
@@ -164,10 +171,13 @@ def _weights_per_layer(config: ModelConfig, workload: Workload) -> tuple[int, in
 
 
 def _logit_rows_and_weights(config: ModelConfig, workload: Workload) -> tuple[int, int]:
-    """Return the number of rows and the number of weights of the logits, or zeros if the step computes none."""
+    """Return the number of rows of the logits and the number of their weights, or zeros if the step computes none.
+
+    The weights of the reference vocabulary are not counted because the base includes them.
+    """
     if isinstance(config, BERTConfig) and not (workload.mode is Mode.TRAIN and config.masked_lm_head):
         return 0, 0
     n_rows = workload.n_logit_rows
     if workload.mode is Mode.PREFILL and workload.logits_to_keep is None:
         n_rows = workload.batch_size  # engines compute only the logits of the last token
-    return n_rows, config.vocab_size * config.d_model
+    return n_rows, max(0, config.vocab_size - REFERENCE_VOCAB_SIZE) * config.d_model

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from qkv.choices import OptimizerKind
+from qkv.choices import BackendName, OptimizerKind
 from qkv.config import ModelConfig
 from qkv.cost.calibration import Calibration
 from qkv.cost.estimate import Estimate, estimate_workload
-from qkv.cost.prediction import predict_time
+from qkv.cost.prediction import TimePrediction, predict_time
 from qkv.cost.units import format_bytes, format_count, format_duration, format_flops
 from qkv.cost.workload import MAX_SIZE, DeviceType, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError
@@ -29,6 +29,8 @@ class RunEstimate:
     """Fraction of `matmul_rate` that the training run reaches."""
     calibration: Calibration | None = None
     """Calibration of the device, or None. A calibration predicts the time more accurately than `utilization`."""
+    backend: str = BackendName.AUTO
+    """Backend that trains the model (default: the one that would be selected)."""
 
     @property
     def flops(self) -> int:
@@ -37,8 +39,9 @@ class RunEstimate:
     @property
     def seconds(self) -> float | None:
         if self.calibration is not None:
-            micro_batch = predict_time(self.step.config, self.step.workload, self.calibration).seconds
-            return micro_batch * self.step.workload.accumulation_steps * self.steps
+            return (
+                self._predict_micro_batch(self.calibration).seconds * self.step.workload.accumulation_steps * self.steps
+            )
         return None if self.matmul_rate is None else self.flops / (self.matmul_rate * self.utilization)
 
     @property
@@ -60,10 +63,14 @@ class RunEstimate:
             parts.append(("" if duration.startswith("under") else "about ") + duration + self._describe_time_source)
         return " · ".join(parts)
 
+    def _predict_micro_batch(self, calibration: Calibration) -> TimePrediction:
+        return predict_time(self.step.config, self.step.workload, calibration, backend=self.backend)
+
     @property
     def _describe_time_source(self) -> str:
         if self.calibration is not None:
-            return f" by the calibration of {self.calibration.device}"
+            backend = self._predict_micro_batch(self.calibration).backend
+            return f" ({backend} backend, calibrated on {self.calibration.device})"
         rate = format_flops(self.matmul_rate or 0.0)
         return f" at {self.utilization:.0%} of {rate}/s".replace("%", " %")
 
@@ -86,6 +93,7 @@ def estimate_run(
     logits_to_keep: int | None = None,
     device_type: DeviceType | str = DeviceType.CUDA,
     calibration: Calibration | None = None,
+    backend: str = BackendName.AUTO,
     n_devices: int = 1,
     sharding: Sharding | str = Sharding.DDP,
 ) -> RunEstimate:
@@ -121,4 +129,5 @@ def estimate_run(
         matmul_rate=matmul_rate,
         utilization=utilization,
         calibration=calibration,
+        backend=backend,
     )

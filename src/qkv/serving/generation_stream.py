@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from qkv.choices import BackendName
 from qkv.config import SamplingConfig
 from qkv.cost import DeviceType, Mode, Precision, Workload
 from qkv.cost.calibration import Calibration, find_newest_calibration
@@ -235,9 +236,13 @@ def _estimate_step_cost(observed: _AttentionRecordingEngine, mode: Mode, seq_len
     config = observed.task.model.config
     estimate = estimate_workload(config, work)
     calibration = observed.calibration
+    predicted_ms = None
+    if calibration is not None:
+        # Attention is recorded with the eager backend.
+        predicted_ms = 1000 * predict_time(config, work, calibration, backend=BackendName.EAGER).seconds
     return {
         "flops": estimate.flops.forward,
         "bytes": estimate.traffic.forward_fused,
-        "predicted_ms": None if calibration is None else 1000 * predict_time(config, work, calibration).seconds,
+        "predicted_ms": predicted_ms,
         "bound_ms": 1000 * roofline_bound(estimate, find_device("cpu")).seconds,
     }

@@ -14,6 +14,7 @@ from qkv.cost.workload import Precision
 from qkv.training import kernel_benchmarks
 from qkv.training.kernel_benchmarks import KernelBenchmarkSettings
 from qkv.training.launch_overhead import LaunchOverheadBenchmark
+from qkv.training.reference_steps import measure_reference_steps
 from qkv.training.timer import Timer, WorkFunction
 
 CalibrationLog = Callable[[str], None]
@@ -88,9 +89,13 @@ def calibrate(
     report: CalibrationLog = lambda _line: None,
     *,
     grid: Grid | None = None,
+    with_fast_backend: bool = True,
     seconds_per_measurement: float = 0.02,
 ) -> Calibration:
-    """Measure the kernels of the device, which takes 30 to 60 seconds. The device should otherwise be idle."""
+    """Measure the kernels of the device and complete steps of its fast backend, which takes one to three minutes.
+
+    The device should otherwise be idle.
+    """
     started = time.perf_counter()
     training_dtype = dtype.training_precision
     timer = Timer(device, seconds_per_measurement=seconds_per_measurement)
@@ -119,6 +124,7 @@ def calibrate(
     tables["stream"] = _measure_seconds_per_weight_byte(
         timer, KernelBenchmarkSettings(device=device, dtype=dtype, is_training=False), grid
     )
+    reference_steps = measure_reference_steps(timer, dtype, report) if with_fast_backend else {}
     return Calibration(
         device=gpu_name_or_cpu_threads(device),
         kind=device.type,
@@ -128,6 +134,7 @@ def calibrate(
         duration=time.perf_counter() - started,
         tables=tables,
         launch_overheads=launch_overheads.overheads(),
+        reference_steps=reference_steps,
     )
 
 

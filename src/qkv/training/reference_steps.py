@@ -8,13 +8,12 @@ import torch
 
 from qkv.choices import BackendName
 from qkv.cost.backends import select_backend
-from qkv.cost.calibration import REFERENCE_LENGTH, ReferenceStep
+from qkv.cost.calibration import REFERENCE_LENGTH, REFERENCE_VOCAB_SIZE, ReferenceStep
 from qkv.cost.workload import Mode, Precision
 from qkv.training.benchmark_steps import build_random_model, measure_backend_step
 from qkv.training.timer import Timer
 
 FEW_LAYERS = 1
-SMALL_VOCABULARY = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,13 @@ class ReferenceGrid:
 
 
 CPU = ReferenceGrid(
-    many_layers={64: 5, 256: 5, 768: 3},
+    many_layers={64: 5, 192: 5, 384: 4, 768: 3},
     large_vocabulary=8192,
-    decode_batches=(1, 4, 16),
-    n_tokens=(16, 128, 1024),
-    long_contexts=(512, 2048),
+    decode_batches=(1, 2, 4, 16),
+    n_tokens=(16, 64, 256, 1024),
+    long_contexts=(256, 1024),
     long_context_batches=(1, 8),
-    long_context_width=256,
+    long_context_width=192,
     max_flops=6e10,
 )
 # The deeper models of medium width do not fit into the cache of a GPU. In practice, such models have as many layers.
@@ -148,7 +147,7 @@ def _variants(
         d_model=d_model,
         n_layers=FEW_LAYERS,
         n_encoder_layers=FEW_LAYERS if has_encoder else 0,
-        vocab_size=SMALL_VOCABULARY,
+        vocab_size=REFERENCE_VOCAB_SIZE,
         seconds=1.0,
     )
     yield first
@@ -167,7 +166,7 @@ def _unmeasured(family: str, mode: Mode, batch: int, seq_len: int, d_model: int,
         seq_len=seq_len,
         d_model=d_model,
         n_layers=n_layers,
-        vocab_size=SMALL_VOCABULARY,
+        vocab_size=REFERENCE_VOCAB_SIZE,
         seconds=1.0,
     )
 
