@@ -75,6 +75,8 @@ def build_configs(kind: str) -> dict[str, ModelConfig]:
             "transformer-base": preset("transformer-base"),
             "rnn 512": RNNConfig(vocab_size=16000, d_model=512),
         }
+    # `qkv embed` does not run the heads.
+    shipped["bert"] = shipped["bert"].replace(masked_lm_head=False, next_sentence_head=False, pooler=False)
     return {name: config.replace(dropout=0.0) for name, config in {**shipped, **sized}.items()}
 
 

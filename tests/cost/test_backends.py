@@ -5,7 +5,7 @@ import torch
 
 from qkv import engines
 from qkv.accel.cuda.backend import reason_kernels_are_unsupported, reason_varlen_is_unsupported
-from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, load_config
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, TrainingConfig, load_config
 from qkv.cost import Workload
 from qkv.cost.backends import select_backend
 from qkv.errors import InputError
@@ -71,10 +71,13 @@ def test_eager_runs_every_workload():
     assert select_backend(GPTS[0], eager_attention, "cpu") == "eager"
 
 
-@pytest.mark.parametrize(("family", "config"), [("gpt", GPTS[0]), ("bert", BERTS[0]), ("seq2seq", SEQ2SEQS[0])])
-def test_only_gpts_train_with_another_backend_on_a_cpu(family, config):
-    workload = Workload(batch_size=1, seq_len=2, mode="train")
-    assert select_backend(config, workload, "cpu") == ("cpu" if family == "gpt" else "eager")
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_the_backend_on_a_cpu_supports_training(config, activation_checkpointing):
+    workload = Workload(batch_size=1, seq_len=2, mode="train", activation_checkpointing=activation_checkpointing)
+    training = TrainingConfig(
+        steps=1, batch_size=1, seq_len=2, precision="fp32", activation_checkpointing=activation_checkpointing
+    )
+    expected = engines.select_training_backend(build(config), training).name
+    assert select_backend(config, workload, "cpu") == expected
     assert select_backend(config, workload.replace(dtype="mixed"), "cuda") == "cuda"
-    checkpointed = workload.replace(activation_checkpointing=True)
-    assert select_backend(config, checkpointed, "cpu") == "eager"

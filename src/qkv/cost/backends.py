@@ -6,11 +6,14 @@ has hooks or quantized weights may run on another backend than this module predi
 
 from qkv.choices import AttentionKernel, BackendName, HeadCombination, NormPosition, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
+from qkv.cost.operations import list_operations
 from qkv.cost.workload import Mode, Precision, Workload
 from qkv.errors import InputError
 
 RELATIVE_POSITIONS = (PositionKind.ROTARY, PositionKind.ALIBI, PositionKind.RELATIVE)
 """Position encodings that act on the attention scores instead of the embeddings."""
+MIN_ONEDNN_ELEMENTS = 2**17
+"""Number of elements from which a weight matrix is multiplied with oneDNN during training."""
 
 
 def select_backend(config: ModelConfig, workload: Workload, device: str, backend: str = BackendName.AUTO) -> str:
@@ -44,7 +47,8 @@ def _cpu_supports(config: ModelConfig, workload: Workload) -> bool:
     match workload.mode, config:
         case Mode.TRAIN, _:
             # The oneDNN linears pay off only if all batches have the same shape.
-            return isinstance(config, GPTConfig) and not workload.activation_checkpointing
+            is_supported = isinstance(config, GPTConfig) and not workload.activation_checkpointing
+            return is_supported and _largest_weight_matrix(config, workload) >= MIN_ONEDNN_ELEMENTS
         case Mode.FORWARD, BERTConfig():
             return (
                 _has_split_heads(config)
@@ -63,7 +67,7 @@ def _cpu_supports(config: ModelConfig, workload: Workload) -> bool:
 def _cuda_supports(config: ModelConfig, workload: Workload) -> bool:
     match workload.mode, config:
         case Mode.TRAIN, _:
-            return not workload.activation_checkpointing
+            return True
         case Mode.FORWARD, BERTConfig():
             return (
                 workload.dtype in (Precision.BFLOAT16, Precision.FLOAT16)
@@ -90,3 +94,9 @@ def _cuda_supports(config: ModelConfig, workload: Workload) -> bool:
 
 def _has_split_heads(config: ModelConfig) -> bool:
     return isinstance(config, TransformerConfig) and config.head_combination is HeadCombination.SPLIT
+
+
+def _largest_weight_matrix(config: ModelConfig, workload: Workload) -> int:
+    """Return the number of elements of the largest weight matrix of a linear layer."""
+    operations = list_operations(config, workload)
+    return max(op.matmul.inner * op.matmul.columns for op in operations if op.matmul is not None and op.weights)

@@ -46,12 +46,15 @@ class ReferenceModel:
         groups: dict[tuple[int, ...], list[ReferenceStep]] = {}
         for step in steps:
             groups.setdefault((step.d_model, step.batch_size, step.seq_len, step.source_len or 0), []).append(step)
-        base, layer, encoder_layer, logits = ({} for _ in range(4))
+        base: dict[tuple[int, ...], float] = {}
+        layer, encoder_layer, logits = base.copy(), base.copy(), base.copy()
         long_groups = []
         for key, group in sorted(groups.items()):
             if group[0].mode is Mode.DECODE and group[0].seq_len > REFERENCE_LENGTH:
                 long_groups.append(group)
                 continue
+            if len({step.n_layers for step in group}) == 1:
+                continue  # the deeper model was too large for the memory
             parts = _GroupParts(group)
             d_model, (tokens, source_tokens) = key[0], parts.tokens
             layer[tokens, parts.layer_weights] = parts.layer
@@ -92,6 +95,8 @@ class ReferenceModel:
         """Return tables of the time per layer for attention over so many keys, by the number of heads in the batch."""
         seconds: dict[int, dict[tuple[int, ...], float]] = {}
         for group in groups:
+            if len(group) == 1:
+                continue
             few, many = sorted(group, key=lambda step: step.n_layers)
             workload = few.workload(Precision.FLOAT32)
             _, weights = _weights_per_layer(few.config(), workload)

@@ -4,12 +4,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
 from qkv.choices import BackendName
+from qkv.choices import Precision as TrainingPrecision
 from qkv.config import BeamConfig, ModelConfig, SamplingConfig, TrainingConfig
 from qkv.cost.workload import Mode, Precision, Workload
 from qkv.engines import accelerated, decode_engine, encode_engine
@@ -21,13 +23,17 @@ from qkv.generation.sequence import new_sequences
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq, build
 from qkv.nn import Attention, KVCache, LayerNorm, RMSNorm
 from qkv.training.losses import cross_entropy_sum
+from qkv.training.objectives import LossOutput, SplitObjective
 from qkv.training.optimizer import build_optimizers
+from qkv.training.step import build_train_step
 from qkv.training.timer import Timer
 
 Step = Callable[[], object]
 DECODE_STEPS = {"cpu": 16, "cuda": 64}
 """Number of decode steps per measurement. A GPU decodes up to 32 tokens before the host reads them."""
-TRAINING_STEPS_PER_MEASUREMENT = 4
+TRAINING_STEPS = {"cpu": 1, "cuda": 8}
+"""Number of training steps per measurement. A GPU does not wait for the host between steps."""
+LEARNING_RATE = 1e-4
 MIN_RUNS, MAX_RUNS = 3, 50
 INIT_STD = 0.02
 """Standard deviation of the random weights, which is typical of trained models."""
@@ -175,33 +181,55 @@ def _decode_greedily(
 
 
 def _build_encode_step(model: BERT, work: Workload, backend: str) -> Step:
+    """Return a function that encodes texts and applies the heads that the model has."""
     ids = _random_ids(model, work.batch_size, work.seq_len, model.config.vocab_size).tolist()
+    n_positions = work.logits_to_keep or work.seq_len
 
     def step() -> None:
         with torch.inference_mode():
             engine = encode_engine(model, backend=backend)
             for indices in engine.group([len(row) for row in ids]):
-                engine.encode([ids[index] for index in indices])
+                _bert_head_outputs(model, engine.encode([ids[index] for index in indices]), n_positions)
 
     return step
 
 
 def _measure_training_step(model: Model, work: Workload, backend: str, timer: Timer, *, seconds: float) -> float:
-    """Return the time per training step when steps follow each other, as in a training run.
+    """Return the time per training step of `qkv train` when steps follow each other.
 
-    On a GPU, the fast backend does not wait for the loss, so the host already launches the next step.
+    The steps of a GPU read their metrics one step late, so the host already launches the next step.
     """
-    is_eager = backend == BackendName.EAGER
-    step = _build_training_step(model, work, reads_loss=is_eager or not timer.is_gpu)
-    n_steps = 1 if is_eager or not timer.is_gpu else TRAINING_STEPS_PER_MEASUREMENT
-    modules = nullcontext() if is_eager else accelerated(model, "train")
+    loss = build_loss(model, work)
+    precision = TrainingPrecision.BF16 if work.dtype is Precision.MIXED else TrainingPrecision.FP32
+    config = TrainingConfig(steps=1000, batch_size=work.batch_size, seq_len=work.seq_len, precision=precision)
+    objective = SplitObjective(lambda _batch: (), lambda: LossOutput(loss()))
+    train_step = build_train_step(model, config, lambda: objective, backend=backend)
+    batch = _BatchWithoutTensors(n_targets=1, n_tokens=work.n_tokens)
+    n_steps = TRAINING_STEPS[timer.device.type]
 
     def steps() -> None:
-        with modules:
-            for _ in range(n_steps):
-                step()
+        result = train_step(batch, 0, learning_rate=LEARNING_RATE)
+        for step in range(1, n_steps):
+            previous, result = result, train_step(batch, step, learning_rate=LEARNING_RATE)
+            previous.read()
+        result.read()
 
-    return timer.measure_lower_quartile_latency(steps, seconds=seconds) / n_steps
+    with train_step.modules:
+        return timer.measure_lower_quartile_latency(steps, seconds=seconds) / n_steps
+
+
+@dataclass(frozen=True)
+class _BatchWithoutTensors:
+    """A batch for an objective that already has its random inputs on the device.
+
+    There is one target because the objective computes the mean loss.
+    """
+
+    n_targets: int
+    n_tokens: int
+
+    def split(self, n_rows: int) -> Iterator["_BatchWithoutTensors"]:  # noqa: ARG002
+        yield self
 
 
 def build_loss(model: Model, work: Workload) -> Callable[[], Tensor]:
@@ -233,8 +261,8 @@ def build_loss_and_backward_step(model: Model, work: Workload) -> Step:
     return step
 
 
-def _build_training_step(model: Model, work: Workload, *, reads_loss: bool = True) -> Step:
-    """Return a function that runs a full training step as the trainer does: loss, gradients, clipping and AdamW."""
+def _build_training_step(model: Model, work: Workload) -> Step:
+    """Return a function that runs a training step of the eager backend: loss, gradients, clipping and AdamW."""
     loss = build_loss(model, work)
     parameters = list(model.parameters())
     optimizers = build_optimizers(model, TrainingConfig(steps=1000, batch_size=work.batch_size, seq_len=work.seq_len))
@@ -243,9 +271,7 @@ def _build_training_step(model: Model, work: Workload, *, reads_loss: bool = Tru
         value = loss()
         value.backward()
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-        values = torch.stack((value.detach(), norm.float()))
-        if reads_loss:
-            values.tolist()
+        torch.stack((value.detach(), norm.float())).tolist()
         nn.utils.clip_grads_with_norm_(parameters, 1.0, norm, foreach=True)
         for optimizer in optimizers:
             optimizer.step()
@@ -279,7 +305,7 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
             cache = model.new_cache(batch=work.batch_size, capacity=work.seq_len) if is_prefill else None
             return lambda: [model.unembedding(model.hidden_states(ids, cache=_reset_cache(cache))[:, -n_positions:])]
         case BERT():
-            return lambda: _bert_head_outputs(model, ids, n_positions)
+            return lambda: _bert_head_outputs(model, model(ids), n_positions)
         case Seq2Seq():
             source = _random_source(model, work)
             cache = model.new_cache(batch=work.batch_size, capacity=work.seq_len) if is_prefill else None
@@ -297,8 +323,8 @@ def _build_forward_pass(model: Model, work: Workload) -> Callable[[], list[Tenso
             assert_never(model)
 
 
-def _bert_head_outputs(model: BERT, ids: Tensor, n_masked_lm_positions: int) -> list[Tensor]:
-    states, config = model(ids), model.config
+def _bert_head_outputs(model: BERT, states: Tensor, n_masked_lm_positions: int) -> list[Tensor]:
+    config = model.config
     outputs = []
     if config.masked_lm_head:
         outputs.append(model.masked_lm_logits(states[:, -n_masked_lm_positions:]))

@@ -69,21 +69,27 @@ def measure_reference_steps(
 
     A step that is too large for the memory is left out.
     """
-    device = timer.device.type
-    grid = grid or (GPU if timer.is_gpu else CPU)
     backend = BackendName.CUDA if timer.is_gpu else BackendName.CPU
+    steps = {
+        step: _select_backend(step, timer, dtype) for step in reference_steps(grid or (GPU if timer.is_gpu else CPU))
+    }
+    # The smallest models of a family may run on the eager backend although the larger ones do not.
+    supported = {(step.family, step.mode) for step, selected in steps.items() if selected == backend}
     fastest: dict[ReferenceStep, float] = {}
     started = time.perf_counter()
     for round_number in range(n_rounds):
-        for step in reference_steps(grid):
-            config, workload = step.config(), step.workload(dtype)
-            if select_backend(config, workload, device) != backend:
+        for step, selected in steps.items():
+            if (step.family, step.mode) not in supported:
                 continue
-            seconds = _measure(timer, step, dtype, backend)
+            seconds = _measure(timer, step, dtype, selected)
             if seconds is not None:
                 fastest[step] = min(seconds, fastest.get(step, seconds))
         report(f"{time.perf_counter() - started:.0f} s: steps of the {backend} backend, round {round_number + 1}")
     return {backend: tuple(step.replace(seconds=seconds) for step, seconds in fastest.items())}
+
+
+def _select_backend(step: ReferenceStep, timer: Timer, dtype: Precision) -> str:
+    return select_backend(step.config(), step.workload(dtype), timer.device.type)
 
 
 def reference_steps(grid: ReferenceGrid) -> Iterator[ReferenceStep]:
@@ -171,7 +177,7 @@ def _unmeasured(family: str, mode: Mode, batch: int, seq_len: int, d_model: int,
     )
 
 
-def _measure(timer: Timer, step: ReferenceStep, dtype: Precision, backend: BackendName) -> float | None:
+def _measure(timer: Timer, step: ReferenceStep, dtype: Precision, backend: str) -> float | None:
     workload = step.workload(dtype)
     model = build_random_model(step.config(), timer.device, workload.dtype)
     try:
