@@ -76,7 +76,7 @@ def test_eager_runs_every_workload():
 def test_the_backend_on_a_cpu_supports_training(config, activation_checkpointing):
     workload = Workload(batch_size=1, seq_len=2, mode="train", activation_checkpointing=activation_checkpointing)
     training = TrainingConfig(
-        steps=1, batch_size=1, seq_len=2, precision="fp32", activation_checkpointing=activation_checkpointing
+        steps=1000, batch_size=1, seq_len=2, precision="fp32", activation_checkpointing=activation_checkpointing
     )
     expected = engines.select_training_backend(build(config), training).name
     assert select_backend(config, workload, "cpu") == expected

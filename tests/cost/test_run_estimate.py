@@ -16,7 +16,7 @@ def test_the_time_comes_from_the_calibration():
     run = estimate_run(preset("gpt-nano"), **RUN_SETTINGS, calibration=make_calibration())
     workload = Workload(batch_size=3, seq_len=31, mode=Mode.TRAIN, accumulation_steps=2)
     assert run.seconds == pytest.approx(14 * predict_time(preset("gpt-nano"), workload, make_calibration()).seconds)
-    assert run.summary.endswith("(cpu backend, calibrated on synthetic)")
+    assert run.summary.endswith("(eager backend, calibrated on synthetic)")
 
 
 def test_without_a_calibration_the_time_is_a_fraction_of_the_matmul_rate():
