@@ -267,15 +267,16 @@ def _build_training_step(model: Model, work: Workload) -> Step:
     parameters = list(model.parameters())
     optimizers = build_optimizers(model, TrainingConfig(steps=1000, batch_size=work.batch_size, seq_len=work.seq_len))
 
-    def step() -> None:
+    def step() -> float:
         value = loss()
         value.backward()
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-        torch.stack((value.detach(), norm.float())).tolist()
+        values = torch.stack((value.detach(), norm.float())).tolist()
         nn.utils.clip_grads_with_norm_(parameters, 1.0, norm, foreach=True)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        return values[0]
 
     return step
 
