@@ -6,7 +6,7 @@ tokens and number of cached keys. The differences between these steps give the t
 the attention over additional keys.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -100,8 +100,7 @@ class ReferenceModel:
             few, many = sorted(group, key=lambda step: step.n_layers)
             workload = few.workload(Precision.FLOAT32)
             _, weights = _weights_per_layer(few.config(), workload)
-            layer = (many.seconds - few.seconds) / (many.n_layers - few.n_layers)
-            extra = layer - self._layer.interpolate(few.batch_size, weights)
+            extra = _seconds_per_layer(few, many) - self._layer.interpolate(few.batch_size, weights)
             n_heads = few.batch_size * few.d_model // D_HEAD
             seconds.setdefault(few.seq_len, {})[(n_heads,)] = max(MIN_SECONDS, extra)
         return {n_keys: _table(points) for n_keys, points in sorted(seconds.items())}
@@ -136,8 +135,9 @@ class _GroupParts:
         self.tokens = _n_tokens(config, workload)
         self.encoder_layer_weights, self.layer_weights = _weights_per_layer(config, workload)
         deeper = next(step for step in group if step.n_layers > first.n_layers)
-        self.layer = max(MIN_SECONDS, (deeper.seconds - first.seconds) / (deeper.n_layers - first.n_layers))
-        self.encoder_layer = _difference(group, first, lambda step: step.n_encoder_layers)
+        self.layer = _seconds_per_layer(first, deeper)
+        deeper_encoder = next((step for step in group if step.n_encoder_layers > first.n_encoder_layers), None)
+        self.encoder_layer = None if deeper_encoder is None else _seconds_per_layer(first, deeper_encoder)
         wider = next((step for step in group if step.vocab_size > first.vocab_size), None)
         self.logits = None if wider is None else max(MIN_SECONDS, wider.seconds - first.seconds)
         largest = wider or first
@@ -146,12 +146,16 @@ class _GroupParts:
         self.base = max(MIN_SECONDS, first.seconds - layers)
 
 
-def _difference(group: list[ReferenceStep], first: ReferenceStep, size: Callable[[ReferenceStep], int]) -> float | None:
-    """Return the time per unit of `size`, or `None` if all steps have the same size."""
-    larger = next((step for step in group if size(step) > size(first)), None)
-    if larger is None:
-        return None
-    return max(MIN_SECONDS, (larger.seconds - first.seconds) / (size(larger) - size(first)))
+def _seconds_per_layer(few: ReferenceStep, many: ReferenceStep) -> float:
+    """Return the time of a layer, from two models that differ in the number of layers of one stack.
+
+    The weights of the smaller model may stay in a hardware cache. The difference then includes the time to read its
+    first layer, so the result is limited to the mean time per layer of the larger model.
+    """
+    is_encoder = many.n_encoder_layers > few.n_encoder_layers
+    n_few, n_many = ((step.n_encoder_layers if is_encoder else step.n_layers) for step in (few, many))
+    difference = (many.seconds - few.seconds) / (n_many - n_few)
+    return max(MIN_SECONDS, min(difference, many.seconds / n_many))
 
 
 def _table(points: Mapping[tuple[int, ...], float]) -> TimingTable:

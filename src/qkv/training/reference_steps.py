@@ -35,14 +35,14 @@ class ReferenceGrid:
 
 
 CPU = ReferenceGrid(
-    many_layers={64: 5, 192: 5, 384: 4, 768: 3},
+    many_layers={64: 5, 128: 5, 256: 5, 512: 3, 768: 3},
     large_vocabulary=8192,
     decode_batches=(1, 2, 4, 16),
     n_tokens=(16, 64, 256, 1024),
     long_contexts=(256, 1024),
     long_context_batches=(1, 8),
-    long_context_width=192,
-    max_flops=6e10,
+    long_context_width=256,
+    max_flops=3.5e10,
 )
 # The deeper models of medium width do not fit into the cache of a GPU. In practice, such models have as many layers.
 GPU = ReferenceGrid(
