@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ ROUNDS = {"cpu": 3, "cuda": 4}
 seconds."""
 SECONDS_PER_MEASUREMENT = {"cpu": 0.25, "cuda": 0.1}
 """Duration of each measurement in seconds."""
-MEASURING_SECONDS = {"cpu": 900, "cuda": 120}
+MEASURING_SECONDS = {"cpu": 900, "cuda": 150}
 """No round starts that would end later than this many seconds after the calibration."""
 
 
@@ -110,7 +110,15 @@ def cost(options: BenchmarkOptions) -> Report:
     calibration = calibrate(device, dtype, options.log)
     options.log(f"calibrated {calibration.device} in {calibration.duration:.0f} s")
     runner = _MeasurementRunner(calibration, device, options.log)
-    measurements = runner.measure_all()
+
+    def save(measurements: Sequence[Measurement]) -> None:
+        # A run that is interrupted must not lose its measurements.
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            for name, content in _files(calibration, measurements, runner.pass_seconds).items():
+                (options.out / name).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+    measurements = runner.measure_all(save)
     return _report(calibration, measurements, runner.pass_seconds, load)
 
 
@@ -131,14 +139,21 @@ def _report(
         notes=[*_notes(calibration, short, long), _describe_variation(pass_seconds)],
         versions={"torch": calibration.torch_version},
         load=load,
-        files={
-            f"cost-measurements-{calibration.kind}-{calibration.dtype.value}.json": {
-                "calibration": calibration.model_dump(mode="json"),
-                "pass_seconds": pass_seconds,
-                "measurements": [measurement.as_dict() for measurement in measurements],
-            }
-        },
+        files=_files(calibration, measurements, pass_seconds),
     )
+
+
+def _files(
+    calibration: Calibration, measurements: Sequence[Measurement], pass_seconds: list[float]
+) -> dict[str, dict[str, Any]]:
+    """Return the contents of the file from which `--refit` computes new predictions, keyed by its name."""
+    return {
+        f"cost-measurements-{calibration.kind}-{calibration.dtype.value}.json": {
+            "calibration": calibration.model_dump(mode="json"),
+            "pass_seconds": pass_seconds,
+            "measurements": [measurement.as_dict() for measurement in measurements],
+        }
+    }
 
 
 def _predict(measurement: Measurement, calibration: Calibration) -> Point:
@@ -195,8 +210,8 @@ class _MeasurementRunner:
         so its durations show how much the machine's speed varies."""
         self._tiny_pass = build_tiny_forward_pass(device, calibration.dtype)
 
-    def measure_all(self) -> list[Measurement]:
-        """Measure all cases, followed by the long contexts."""
+    def measure_all(self, save: Callable[[Sequence[Measurement]], None] = lambda _: None) -> list[Measurement]:
+        """Measure all cases, followed by the long contexts. `save` is called after every 10 measurements."""
         cases = [(case, "auto") for case in list_cases(self.device.type, self.calibration.dtype)]
         long = [(case, "eager") for case in list_long_context_cases(self.device.type, self.calibration.dtype)]
         result: dict[int, Measurement] = {}
@@ -216,6 +231,8 @@ class _MeasurementRunner:
                 self.log("  ".join(_predict(measurement, self.calibration).cells))
                 if index not in result or measurement.seconds < result[index].seconds:
                     result[index] = measurement
+                if index % 10 == 0:
+                    save([result[index] for index in sorted(result)])
             round_seconds = time.perf_counter() - round_start
         return [result[index] for index in sorted(result)]
 

@@ -27,6 +27,8 @@ class BenchmarkOptions:
     device: str = "cpu"
     baseline: Path | None = None
     """Another checkout of qkv to compare with."""
+    out: Path | None = None
+    """Folder in which a benchmark may save intermediate results."""
     dtype: str | None = None
     """Precision of inference. If None, the default of the device is used."""
     refit: Path | None = None

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.cost import calibration
 from qkv.cost.calibration import (
     TimingTable,
     TimingTableBuilder,
     default_calibration_path,
+    find_newest_calibration,
     list_calibrations,
     load_calibration,
     merge_fastest,
     save_calibration,
 )
-from qkv.cost.workload import Precision
+from qkv.cost.workload import Mode, Precision
 from qkv.errors import ConfigError, DiskError, InputError
 from tests.cost.synthetic_calibration import make_calibration
 
@@ -131,3 +133,17 @@ def test_merging_keeps_the_smaller_time_of_each_point():
         "b": (3.0, 2.0),
         "c": (3.0, 5.0),
     }
+
+
+def test_a_shipped_calibration_is_used_only_for_its_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "SHIPPED_FOLDER", tmp_path / "shipped")
+    shipped = make_calibration("cuda", "bfloat16", device="NVIDIA H200")
+    save_calibration(shipped, tmp_path / "shipped" / "calibration-nvidia-h200-bfloat16.json")
+    settings = (Mode.DECODE, Precision.BFLOAT16)
+    assert find_newest_calibration(*settings, device="h200") == shipped
+    assert find_newest_calibration(*settings, device="h100") is None
+    assert find_newest_calibration(*settings) is None
+    own = shipped.replace(duration=2.0)
+    save_calibration(own, default_calibration_path(own.device, own.dtype))
+    assert find_newest_calibration(*settings, device="h200") == own

@@ -21,6 +21,8 @@ from qkv.errors import ConfigError, DiskError, InputError
 
 FORMAT = 5
 Family = Literal["gpt", "bert", "seq2seq"]
+SHIPPED_FOLDER = Path(__file__).parent / "calibrations"
+"""Folder with the calibrations of common devices."""
 D_HEAD = 64
 """Width of the attention heads of all reference models."""
 REFERENCE_VOCAB_SIZE = 512
@@ -303,8 +305,12 @@ def list_calibrations() -> list[Path]:
 
 
 def find_newest_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
-    """Return the newest calibration for the given mode, precision and device, or None if there is none."""
-    for path in list_calibrations():
+    """Return the newest calibration for the given mode, precision and device, or None if there is none.
+
+    If a device is given, a calibration that is shipped with qkv is used as a fallback.
+    """
+    shipped = [] if device is None else sorted(SHIPPED_FOLDER.glob("calibration-*.json"))
+    for path in [*list_calibrations(), *shipped]:
         try:
             calibration = load_calibration(path)
             calibration.check_precision(mode, dtype)

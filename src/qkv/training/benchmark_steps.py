@@ -31,7 +31,7 @@ from qkv.training.timer import Timer
 Step = Callable[[], object]
 DECODE_STEPS = {"cpu": 16, "cuda": 64}
 """Number of decode steps per measurement. A GPU decodes up to 32 tokens before the host reads them."""
-TRAINING_STEPS = {"cpu": 1, "cuda": 8}
+TRAINING_STEPS = {"cpu": 1, "cuda": 4}
 """Number of training steps per measurement. A GPU does not wait for the host between steps."""
 LEARNING_RATE = 1e-4
 MIN_RUNS, MAX_RUNS = 3, 50
@@ -159,7 +159,8 @@ def _generation_seconds(
                 prefilled = timer.now()
                 if n_steps:
                     _decode_greedily(model, engine, logits, prompts, n_steps)
-                yield prefilled - started, (timer.now() - prefilled) / max(1, n_steps)
+                decoded = timer.now()
+        yield prefilled - started, (decoded - prefilled) / max(1, n_steps)
 
 
 def _decode_greedily(
