@@ -173,6 +173,17 @@ def test_the_pool_reuses_a_step_until_a_weight_changes():
     assert acquire_once(1, 30) is not first
 
 
+def test_the_pool_discards_a_step_whose_cache_has_been_replaced():
+    model, pool = small_gpt(), CUDADecodeStepPool()
+    for rows, is_reused in ([0, 1, 1], False), ([0, 0], True):
+        step = pool.acquire(model, batch=2, capacity=30)
+        step.cache.reserve(batch=2, n_new=3)
+        step.cache.reorder(torch.tensor(rows))
+        step.cache.reorder(torch.tensor([0, 1]))
+        pool.release(step)
+        assert (pool.acquire(model, batch=2, capacity=30) is step) is is_reused
+
+
 def test_all_seeds_share_one_cuda_graph(monkeypatch):
     step, captured_keys = create_step(small_gpt()), set()
     monkeypatch.setattr(step, "_replay", lambda key, _: captured_keys.add(key))

@@ -28,7 +28,7 @@ class CUDADecodeEngine:
             return self._eager.prefill(prompts, sources=sources)
 
     def decode(self, ids: RowIds) -> NextLogits:
-        if len(ids) != len(self._step.ids):
+        if not self._step.can_read_cache:
             # The tensors of a captured step have a fixed number of rows. After rows have been dropped or added, the
             # remaining tokens are decoded with the reference model.
             return self._eager.decode(ids)

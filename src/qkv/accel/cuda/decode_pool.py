@@ -32,10 +32,10 @@ class CUDADecodeStepPool:
         return step
 
     def release(self, step: CUDADecodeStep) -> None:
-        """Allow others to use the step. A step whose cache has lost rows cannot be reused and is discarded."""
+        """Allow others to use the step. A step whose cache has lost or gained rows is discarded."""
         with self._lock:
             step.in_use = False
-            if step.cache.batch != len(step.ids):
+            if not step.can_read_cache:
                 self._steps = [pooled for pooled in self._steps if pooled is not step]
 
     def _find_or_create_for_current_weights(self, model: GPT, batch: int, capacity: int) -> CUDADecodeStep:

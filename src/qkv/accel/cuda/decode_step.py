@@ -33,6 +33,7 @@ class CUDADecodeStep:
 
     def __init__(self, model: GPT, weights: KernelWeights, *, batch: int, capacity: int) -> None:
         self.cache = model.new_cache(batch=batch, capacity=capacity)
+        self._captured_keys = self.cache.keys
         self.in_use = False
         """Whether a caller of `CUDADecodeStepPool.acquire` has not released this step yet."""
         token_embedding = weights.token_embedding
@@ -67,6 +68,14 @@ class CUDADecodeStep:
         self.uniform = self.output_log_p.double()
         """Uniform random numbers for sampling, with shape (step, row)."""
         self._graphs: dict[SamplingConfig | None, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def can_read_cache(self) -> bool:
+        """Whether the cache still consists of the tensors that the kernels read.
+
+        They are replaced if rows are added or dropped, even if the number of rows is the same again later.
+        """
+        return self.cache.keys is self._captured_keys
 
     def decode_logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Decode one token per row and return the logits, which are valid only until the next call."""
