@@ -77,14 +77,6 @@ N_GPU_EXAMPLES = 6  # every new combination of settings compiles kernels
 n_examples = N_GPU_EXAMPLES if torch.cuda.is_available() else 25
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _exact_eager_rnns():
-    """Disable TF32, which PyTorch uses for recurrent layers on a GPU by default."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        yield
-
-
 @pytest.fixture(params=FAST_BACKENDS, scope="module")
 def backend(request):
     """Each backend that this machine can run, except for the eager one."""
