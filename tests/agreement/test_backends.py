@@ -73,7 +73,7 @@ DECODER_CASES = [(family, name) for family, configs in DECODERS.items() for name
 FAMILIES = {**DECODERS, "bert": BERTS}
 TEXTS = {"one": [[3]], "even": [[3, 4, 5], [6, 7, 8]], "ragged": [[3, 4, 5, 6, 7], [8], [9, 10, 11]]}
 CAPACITY = 13
-N_GPU_EXAMPLES = 6  # every new combination of settings compiles kernels
+N_GPU_EXAMPLES = 15  # fewer, because every new combination of settings compiles kernels
 n_examples = N_GPU_EXAMPLES if torch.cuda.is_available() else 25
 
 
