@@ -15,6 +15,7 @@ from benchmarks.cost_cases import Case, list_cases, list_long_context_cases
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions, LogFunction
 from qkv.choices import AttentionKernel
+from qkv.cli.process import retain_freed_memory
 from qkv.config import config_from_dict
 from qkv.cost import Precision, Workload, list_operations
 from qkv.cost.backends import select_backend
@@ -23,7 +24,7 @@ from qkv.cost.prediction import TimePrediction, predict_time
 from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step, measure_backend_step
 from qkv.training.device_calibration import calibrate
 from qkv.training.launch_overhead import build_tiny_forward_pass
-from qkv.training.timer import Timer, retain_freed_memory
+from qkv.training.timer import Timer
 
 ROUNDS = {"cpu": 3, "cuda": 4}
 """Number of rounds over all cases. The smallest time of each case counts because a shared machine can be slow for

@@ -13,6 +13,7 @@ from benchmarks.recurrence import encode_png
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions, LogFunction
 from qkv.choices import BackendName, PositionKind
+from qkv.cli.process import retain_freed_memory
 from qkv.config import GPTConfig
 from qkv.cost import Mode, Precision, Workload
 from qkv.cost.calibration import Calibration, find_newest_calibration
@@ -22,7 +23,7 @@ from qkv.cost.workload import DeviceType
 from qkv.inspection.figures import new_figure
 from qkv.training.benchmark_steps import Step, build_random_model, configure_model_and_build_step
 from qkv.training.device_calibration import CPU, GPU, calibrate, gpu_name_or_cpu_threads
-from qkv.training.timer import Timer, retain_freed_memory
+from qkv.training.timer import Timer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,6 +11,7 @@ import torch
 from benchmarks import machine
 from benchmarks.results import Report
 from benchmarks.runner import BenchmarkOptions
+from qkv.cli.process import retain_freed_memory
 from qkv.config import RNNConfig, Seq2SeqConfig
 from qkv.config.model import load_config
 from qkv.cost import Mode, Precision, Workload, compare_attention_with_rnn_costs, count_parameters
@@ -19,7 +20,7 @@ from qkv.generation import translate
 from qkv.inspection.figures import new_figure
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.training.benchmark_steps import Step, build_loss_and_backward_step, build_random_model
-from qkv.training.timer import Timer, retain_freed_memory
+from qkv.training.timer import Timer
 from qkv.zoo import shipped_model_folders
 
 if TYPE_CHECKING:

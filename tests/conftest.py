@@ -6,7 +6,12 @@ from importlib.util import find_spec
 
 import hypothesis
 import pytest
-import torch
+
+from qkv.cli.process import limit_openmp_spinning
+
+limit_openmp_spinning()  # must be called before torch is imported
+
+import torch  # noqa: E402
 
 # Without a GPU, Triton kernels run in Triton's interpreter. The variable must be set before Triton is imported.
 if not torch.cuda.is_available():

@@ -10,6 +10,7 @@ import qkv
 from benchmarks.engines.next_token_workload import TrainingEngine, Workload, serve_training
 from benchmarks.engines.protocol import MissingPeerError, temporary_folder
 from qkv.choices import Activation, ScheduleKind
+from qkv.cli.process import retain_freed_memory
 from qkv.config import GPTConfig, TrainingConfig
 from qkv.data.token_batches import TokenBatch
 from qkv.errors import ConfigError
@@ -18,7 +19,6 @@ from qkv.training import Trainer, TrainingData
 from qkv.training.gpt import next_token_objective
 from qkv.training.run_folder import RunFolder
 from qkv.training.step import build_train_step
-from qkv.training.timer import retain_freed_memory
 from qkv.weights.published_weights import load_published_weights
 
 

@@ -3,7 +3,6 @@
 Public names are imported on first use to keep `import qkv` fast.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from qkv.tasks.training import train
 
 __version__ = "0.1.0"
-
-# By default, torch's idle OpenMP threads spin for milliseconds. If other programs use the same cores, this makes a
-# small training step 10 to 30 times as slow. A spin of 2,000 iterations (about 0.1 ms) is longer than the usual gap
-# between two matmuls, and the setting costs only 2 to 4 % of a training step on an idle machine. The variable must be
-# set before any module imports torch because it is read when torch is loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __all__ = [
     "BERT",

@@ -62,10 +62,10 @@ WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     [({}, "2000"), ({"GOMP_SPINCOUNT": "71"}, "71"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
     ids=["default", "spin-count", "wait-policy"],
 )
-def test_torch_threads_spin_briefly_by_default(settings, expected):
+def test_torch_threads_of_a_command_spin_briefly_by_default(settings, expected):
     environment = {name: value for name, value in os.environ.items() if name not in WAIT_VARIABLES}
     answer = subprocess.run(
-        [sys.executable, "-c", "import qkv.tensors"], capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "qkv.cli", "generate", "no-model", "x"], capture_output=True, text=True, check=False,
         env={**environment, "OMP_DISPLAY_ENV": "verbose", **settings},
     )  # fmt: skip
     if (match := re.search(r"GOMP_SPINCOUNT = '(\d+)'", answer.stderr)) is None:

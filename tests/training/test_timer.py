@@ -10,7 +10,7 @@ from qkv.training.timer import Timer
 
 PROGRAM = """
 import ctypes, resource
-from qkv.training.timer import retain_freed_memory
+from qkv.cli.process import retain_freed_memory
 assert retain_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

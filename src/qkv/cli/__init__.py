@@ -11,7 +11,6 @@ from qkv.cli.convert import convert
 from qkv.cli.cost import cost
 from qkv.cli.data import data
 from qkv.cli.demo import demo
-from qkv.cli.distributed import exit_code
 from qkv.cli.doctor import doctor
 from qkv.cli.embed import embed
 from qkv.cli.evaluate import evaluate
@@ -23,6 +22,7 @@ from qkv.cli.help import OverviewGroup, SimplifiedMetavarCommand
 from qkv.cli.inspect import inspect
 from qkv.cli.lesson import lesson
 from qkv.cli.models import models
+from qkv.cli.process import exit_code, limit_openmp_spinning
 from qkv.cli.similar import similar
 from qkv.cli.tokenizer import tokenizer
 from qkv.cli.train import train
@@ -70,6 +70,7 @@ def main() -> None:
 
     A `QKVError` is printed on one line, and the process exits with the status listed in `qkv --help`.
     """
+    limit_openmp_spinning()
     try:
         app(sys.argv[1:] or ["--help"], prog_name="qkv")
     except QKVError as error:

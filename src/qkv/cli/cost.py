@@ -258,6 +258,7 @@ def _measure_and_compare_with_prediction(
     A forward pass of the eager backend is also compared operation by operation.
     """
     from qkv.cli.options import select_device
+    from qkv.cli.process import retain_freed_memory
     from qkv.cost import Mode
     from qkv.cost.prediction import predict_time
     from qkv.training.benchmark_steps import (
@@ -266,7 +267,7 @@ def _measure_and_compare_with_prediction(
         measure_backend_step,
     )
     from qkv.training.operation_comparison import compare_operations
-    from qkv.training.timer import Timer, retain_freed_memory
+    from qkv.training.timer import Timer
 
     if estimate.workload.mode is Mode.GENERATE:
         raise InputError("--measure does not support --mode generate; use --mode prefill or --mode decode")

@@ -121,10 +121,10 @@ def calibrate(
     """
     from qkv.cli.options import select_device
     from qkv.cli.output import print_status
+    from qkv.cli.process import retain_freed_memory
     from qkv.cost.calibration import default_calibration_path, save_calibration
     from qkv.cost.workload import Precision
     from qkv.training.device_calibration import calibrate as measure_kernels
-    from qkv.training.timer import retain_freed_memory
 
     torch_device = select_device(device)
     dtype = dtype or ("float32" if torch_device.type == "cpu" else "bfloat16")

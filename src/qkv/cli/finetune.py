@@ -144,11 +144,10 @@ def finetune(
       qkv finetune bert --data sick.tsv --problem-type regression --max-train-rows 1000
       qkv finetune recipes/sentiment.toml --data texts --out sentiment
     """
-    from qkv.cli.distributed import require_single_process
+    from qkv.cli.process import require_single_process, retain_freed_memory
     from qkv.config import load_finetuning
     from qkv.tasks.finetune import open_and_verify_finetuning_run, start_finetuning
     from qkv.training import SignalInterrupt, raise_on_stop_signals
-    from qkv.training.timer import retain_freed_memory
 
     torch_device = select_device(device)
     require_single_process("finetune", torch_device)

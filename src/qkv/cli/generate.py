@@ -19,15 +19,8 @@ from qkv.cli.options import (
     ModelArgument,
     iter_input_texts,
 )
-from qkv.cli.output import (
-    ProfileOption,
-    TraceOption,
-    check_trace_path,
-    print_backend,
-    print_profile,
-    print_status,
-    silence_profiler,
-)
+from qkv.cli.output import ProfileOption, TraceOption, check_trace_path, print_backend, print_profile, print_status
+from qkv.cli.process import silence_profiler
 from qkv.errors import InputError, WeightsError
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ Standard output contains only results. Status messages, progress bars and profil
 progress bars are drawn only if it is a terminal.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -106,11 +105,6 @@ def check_trace_path(path: Path) -> None:
         raise InputError(f"--trace {path}: file name must end in .json")
     if not path.parent.is_dir():
         raise InputError(f"--trace {path}: folder not found: {path.parent}")
-
-
-def silence_profiler() -> None:
-    """Silence the messages that PyTorch's profiler prints to standard error when it starts and stops."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def print_backend(selected: str, reasons: Mapping[str, str]) -> None:

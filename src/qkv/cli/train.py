@@ -152,10 +152,9 @@ def train(
       qkv train recipe.toml --out run --profile
       torchrun --nproc-per-node 4 -m qkv.cli train recipe.toml --out run      # 4 processes
     """
-    from qkv.cli.distributed import distributed_context
+    from qkv.cli.process import distributed_context, retain_freed_memory
     from qkv.cli.training_run import RunOptions, prepare_and_train_run, print_dry_run, resume_run
     from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps_and_scaled_intervals
-    from qkv.training.timer import retain_freed_memory
 
     options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace, backend=backend)
     options.check()

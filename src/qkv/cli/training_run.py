@@ -8,14 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.choices import BackendName
-from qkv.cli.output import (
-    check_trace_path,
-    print_backend,
-    print_profile,
-    print_status,
-    sequential_progress_bars,
-    silence_profiler,
-)
+from qkv.cli.output import check_trace_path, print_backend, print_profile, print_status, sequential_progress_bars
+from qkv.cli.process import silence_profiler
 from qkv.errors import InputError, RunError
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ PyTorch's random number generator and limits PyTorch to one thread.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -37,18 +39,29 @@ def run(name: str, *, plot: Path | None = None, seed: int = 0) -> DrawFigure:
     info = LESSONS[name]
     lesson = import_module(f"qkv.lessons.{info.module}").lesson
     _print_title_and_lectures(info)
-    n_threads = torch.get_num_threads()
-    # The matrices are so small that a second thread would slow down the computation, especially on a busy machine.
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            draw = lesson(seed)
-    finally:
-        torch.set_num_threads(n_threads)
+    with _single_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        draw = lesson(seed)
     if plot is not None:
         _save_lesson_figure(draw, plot)
     return draw
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Compute with one thread.
+
+    The matrices of lessons are so small that a second thread would slow down the computation, especially on a busy
+    machine.
+    """
+    import torch
+
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def _print_title_and_lectures(info: LessonInfo) -> None:

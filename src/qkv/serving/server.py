@@ -5,7 +5,8 @@ import secrets
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Timer
 
 import uvicorn
@@ -36,12 +37,25 @@ def serve(backend: Backend, *, port: int = PORT, browser: bool = True, ready: Ca
         limit_concurrency=256,
     )
     address = f"http://{HOST}:{port}/?token={token}"
-    # With eight threads running Python code, the default interval of 5 ms would delay /api/health five times as long.
+    with _short_switch_interval():
+        ready(address)
+        if browser and has_graphical_browser():
+            Timer(0.5, webbrowser.open, (address,)).start()
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _short_switch_interval() -> Iterator[None]:
+    """Let Python switch between threads every millisecond.
+
+    With eight threads running Python code, the default interval of 5 ms would delay /api/health five times as long.
+    """
+    before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
-    ready(address)
-    if browser and has_graphical_browser():
-        Timer(0.5, webbrowser.open, (address,)).start()
-    uvicorn.Server(config).run(sockets=[listener])
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def open_listening_socket(port: int) -> socket.socket:

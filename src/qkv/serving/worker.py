@@ -10,14 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from time import sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -185,48 +184,53 @@ def _run_worker(models: list[str], control: Connection, connections: Sequence[Co
     for stop in (signal.SIGINT, signal.SIGTERM):
         # Ctrl-C signals both processes. The HTTP process handles the signal and first lets active requests finish.
         signal.signal(stop, signal.SIG_IGN)
-    _limit_malloc_arenas_and_trim_periodically()
-    from qkv.serving.explorer import Explorer
-    from qkv.serving.model_registry import ModelRegistry
+    with _bounded_heap():
+        from qkv.serving.explorer import Explorer
+        from qkv.serving.model_registry import ModelRegistry
 
-    try:
-        registry = ModelRegistry(models)
-        for loaded in registry.user_models:
-            if (error := registry.summarize_or_error(loaded)["error"]) is not None:
-                raise InputError(str(error))
-    except QKVError as error:
-        control.send(str(error))
-        return
-    explorer = Explorer(registry)
-    static_responses = {
-        path: explorer.handle_request(path, None)
-        for path, route in explorer.route_settings.items()
-        if route.skips_queue
-    }
-    control.send((explorer.route_settings, static_responses))
-    state = _WorkerRequestHandler(explorer)
-    for connection in connections:
-        Thread(target=state.serve_connection, args=(connection,), daemon=True).start()
-    with suppress(EOFError, OSError):
-        while True:
-            state.cancel(control.recv())
-    os._exit(0)  # do not wait for a forward pass that is still running
+        try:
+            registry = ModelRegistry(models)
+            for loaded in registry.user_models:
+                if (error := registry.summarize_or_error(loaded)["error"]) is not None:
+                    raise InputError(str(error))
+        except QKVError as error:
+            control.send(str(error))
+            return
+        explorer = Explorer(registry)
+        static_responses = {
+            path: explorer.handle_request(path, None)
+            for path, route in explorer.route_settings.items()
+            if route.skips_queue
+        }
+        control.send((explorer.route_settings, static_responses))
+        state = _WorkerRequestHandler(explorer)
+        for connection in connections:
+            Thread(target=state.serve_connection, args=(connection,), daemon=True).start()
+        with suppress(EOFError, OSError):
+            while True:
+                state.cancel(control.recv())
+        os._exit(0)  # do not wait for a forward pass that is still running
 
 
-def _limit_malloc_arenas_and_trim_periodically() -> None:
+@contextmanager
+def _bounded_heap() -> Iterator[None]:
     """Limit glibc to a few heaps, and regularly return unused memory to the operating system.
 
     By default, each thread has its own heap, which stays at its peak size.
     """
+    stopped = Event()
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
         with suppress(AttributeError):  # other C libraries do not have these functions
             library.mallopt(M_ARENA_MAX, N_MALLOC_ARENAS)
-            Thread(target=_trim_heap_periodically, args=(library.malloc_trim,), daemon=True).start()
+            Thread(target=_trim_heap_periodically, args=(library.malloc_trim, stopped), daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
 
 
-def _trim_heap_periodically(trim: Callable[[int], int]) -> None:
+def _trim_heap_periodically(trim: Callable[[int], int], stopped: Event) -> None:
     """Return free heap memory to the operating system at regular intervals. Each call takes a few milliseconds."""
-    while True:
-        sleep(TRIM_SECONDS)
+    while not stopped.wait(TRIM_SECONDS):
         trim(0)

@@ -4,7 +4,6 @@ Each measurement returns the minimum or a low quantile of several runs because o
 down.
 """
 
-import ctypes
 import resource
 import statistics
 import time
@@ -18,21 +17,6 @@ MAX_EXTENSION = 4
 """Factor by which measurements may exceed their planned time in order to collect runs without interruptions."""
 MAX_REPEATS = 32
 """Maximum number of calls in a CUDA graph. With this many calls, a kernel of 2 µs is timed to within about 1 %."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc
-
-
-def retain_freed_memory() -> bool:
-    """Make glibc retain freed memory of allocations up to 1 GiB.
-
-    Returns False if the C library does not support this. By default, glibc may return allocations of 32 MiB or more to
-    the system, depending on previous allocations. The next allocation then causes one page fault per 4 KiB, which
-    doubles the time of eager attention at 2048 positions.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
 
 
 class Timer:
