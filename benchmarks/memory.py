@@ -19,9 +19,8 @@ from qkv.cost import Workload
 from qkv.cost.estimate import estimate_workload
 from qkv.models import BERT, GPT, Seq2Seq, build
 from qkv.nn import Blocks, use_attention_kernel
-from qkv.training.ema import EMA
-from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
-from qkv.training.optimizer import build_optimizers
+from qkv.training.objectives import chunked_loss_sum, cross_entropy_sum
+from qkv.training.optimizer import EMA, build_optimizers
 
 GPU_LIMIT, CPU_LIMIT = 0.05, 0.10
 MIB = 2**20

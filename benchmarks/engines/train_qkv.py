@@ -16,8 +16,8 @@ from qkv.data.token_batches import TokenBatch
 from qkv.errors import ConfigError
 from qkv.models import GPT
 from qkv.training import Trainer, TrainingData
+from qkv.training.checkpoint import RunFolder
 from qkv.training.gpt import next_token_objective
-from qkv.training.run_folder import RunFolder
 from qkv.training.step import build_train_step
 from qkv.weights.published_weights import load_published_weights
 

@@ -15,9 +15,9 @@ from qkv.data.token_batches import TokenBatch
 from qkv.models import GPT
 from qkv.nn import Unembedding
 from qkv.training import Trainer, TrainingData
+from qkv.training.checkpoint import RunFolder
 from qkv.training.gpt import next_token_objective
 from qkv.training.objectives import LossOutput
-from qkv.training.run_folder import RunFolder
 from qkv.training.step import build_train_step
 
 pytestmark = pytest.mark.skipif(not onednn_linear.has_onednn(), reason="torch was built without oneDNN")

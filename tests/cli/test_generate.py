@@ -12,8 +12,8 @@ from qkv.choices import ProfileCategory
 from qkv.cli.output import FASTER_THAN_BOUND, print_profile
 from qkv.data import prepare_store
 from qkv.tasks import load
+from qkv.training.checkpoint import RunFolder, TrainingProgress
 from qkv.training.profiler import DeviceRates, Profile
-from qkv.training.run_folder import RunFolder, TrainingProgress
 from qkv.weights.checkpoint_folder import read_safetensors
 from tests.cli.answers import assert_only_error
 from tests.tasks.small_gpt import save_task, small_gpt

@@ -16,8 +16,7 @@ from qkv.training import RunFolder, Trainer, open_run, prepare_run, profiler
 from qkv.training.distributed import SingleProcess
 from qkv.training.objectives import LossOutput
 from qkv.training.profiler import DeviceRates
-from qkv.training.recipe_selection import steps_in_budget
-from qkv.training.time_budget import TimeBudgetReplanner
+from qkv.training.recipe_selection import TimeBudgetReplanner, steps_in_budget
 from tests.cli.answers import assert_error
 from tests.data.stores import tokenizer
 from tests.failing_disk import failing_disk
@@ -245,10 +244,10 @@ def test_a_non_finite_loss_has_exit_status_1(command, recipe_file, monkeypatch):
 
 
 def test_an_interrupted_preparation_can_be_resumed(command, recipe_file, tmp_path, monkeypatch):
-    import qkv.training.run_preparation
+    import qkv.training.preparation
 
     monkeypatch.setattr(
-        qkv.training.text_preparation, "prepare_store", lambda *_args, **_kwargs: os.kill(os.getpid(), 15)
+        qkv.training.data_preparation, "prepare_store", lambda *_args, **_kwargs: os.kill(os.getpid(), 15)
     )
     answer = command("train", recipe_file, "--out", "run", "--device", "cpu")
     assert answer.status == 143

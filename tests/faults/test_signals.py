@@ -26,7 +26,7 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
 
     It creates `signaled` when it has received a signal.
     """
-    from qkv.training import bert, loop, pair_preparation, step, text_preparation, translation
+    from qkv.training import bert, data_preparation, loop, step, translation
 
     def with_pause(function):
         def wait(*arguments, **keywords):
@@ -43,9 +43,9 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
         return wait
 
     functions = {
-        "tokenizer": [(text_preparation, "train_tokenizer"), (pair_preparation, "train_tokenizer")],
+        "tokenizer": [(data_preparation, "train_tokenizer")],
         "store": [
-            (text_preparation, "prepare_store"),
+            (data_preparation, "prepare_store"),
             (bert, "prepare_sentence_store"),
             (translation, "tokenize_and_delete_pair_texts"),
         ],

@@ -16,7 +16,7 @@ from qkv.nn import KVCache
 from qkv.tasks import Translator, load_pretrained
 from qkv.tasks.verification import CHECKS, verify
 from qkv.tasks.verification.case import NotCheckedError, VerificationCase
-from qkv.training import training_state
+from qkv.training import optimizer
 from qkv.weights import checkpoint_folder, ctranslate2_export, gguf_file, save
 from qkv.weights.model_loader import ModelBundle
 from qkv.weights.save import save_hf, save_native
@@ -228,7 +228,7 @@ def test_a_resumed_run_agrees_and_stays_unchanged(run, monkeypatch):
     *_, result = verify(run, texts=SHORT)
     assert (result.check, result.verdict, result.difference) == ("resumed", CheckStatus.PASSED, 0.0)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    monkeypatch.setattr(training_state, "load_optimizer_state", lambda *_args: None)
+    monkeypatch.setattr(optimizer, "load_optimizer_state", lambda *_args: None)
     assert failed_checks(run, quick=False) == {"resumed"}
 
 

@@ -18,9 +18,9 @@ def _run_as_rank(folder: str, arguments: list[str], environment: dict[str, str])
     import torch
 
     from qkv.cli import main
-    from qkv.training import heartbeat
+    from qkv.training import torchrun
 
-    heartbeat.SILENCE = 60.0  # a process that only waits for a core of a loaded machine is not gone
+    torchrun.SILENCE = 60.0  # a process that only waits for a core of a loaded machine is not gone
     os.environ |= environment
     os.chdir(folder)
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ class FileOperations:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
-        from qkv.training.run_folder import RunFolder
+        from qkv.training.checkpoint import RunFolder
         from qkv.weights import checkpoint_folder
 
         sync, save_file = os.fsync, checkpoint_folder.save_file

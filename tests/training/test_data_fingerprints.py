@@ -3,7 +3,7 @@
 import pytest
 
 from qkv.errors import RunError
-from qkv.training import data_fingerprints, open_run, prepare_run
+from qkv.training import checkpoint, open_run, prepare_run
 from tests.training.runs import copy_run, recipe, resume_to_end, write_text
 
 
@@ -40,18 +40,18 @@ def test_a_missing_file_raises_an_error(folder):
 
 
 def test_both_ends_of_a_large_file_are_hashed(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_fingerprints, "FULL_HASH_LIMIT", 10)
+    monkeypatch.setattr(checkpoint, "FULL_HASH_LIMIT", 10)
     (tmp_path / "data").mkdir()
     file = tmp_path / "data" / "a.bin"
     for at, is_hashed in ((0, True), (4, True), (5, False), (11, False), (12, True), (16, True)):
         file.write_bytes(bytes(17))
-        data_fingerprints.record_fingerprints(tmp_path, tmp_path / "data")
+        checkpoint.record_fingerprints(tmp_path, tmp_path / "data")
         file.write_bytes(bytes(at) + b"x" + bytes(16 - at))
         if is_hashed:
             with pytest.raises(RunError, match=r"a\.bin: .*17 bytes"):
-                data_fingerprints.check_fingerprints(tmp_path)
+                checkpoint.check_fingerprints(tmp_path)
         else:
-            data_fingerprints.check_fingerprints(tmp_path)
+            checkpoint.check_fingerprints(tmp_path)
 
 
 def test_a_run_without_fingerprints_can_be_resumed(folder):

@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from qkv.training.ema import EMA
+from qkv.training.optimizer import EMA
 from tests.training.runs import (
     build_cpu_trainer,
     checkpoint_contents,

@@ -12,7 +12,7 @@ from qkv.accel.cuda.fused_modules import FusedUnembedding, find_fused_loss
 from qkv.accel.swap import share_attributes
 from qkv.nn import TokenEmbedding, Unembedding
 from qkv.tensors import IGNORE_INDEX
-from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
+from qkv.training.objectives import chunked_loss_sum, cross_entropy_sum
 
 VOCAB_SIZE, D_MODEL = 23, 7
 

@@ -5,7 +5,7 @@ import pytest
 from qkv.choices import ScheduleKind
 from qkv.config import TrainingConfig
 from qkv.errors import ConfigError
-from qkv.training.schedule import learning_rate
+from qkv.training.optimizer import learning_rate
 
 
 def rates(schedule, **changes):

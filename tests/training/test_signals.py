@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from qkv.training.signals import SignalInterrupt, raise_on_stop_signals, record_stop_signals
+from qkv.training.distributed import SignalInterrupt, raise_on_stop_signals, record_stop_signals
 
 
 def test_a_signal_inside_the_loop_is_recorded():

@@ -13,7 +13,7 @@ from qkv.training import (
     open_run,
     write_recipe,
 )
-from qkv.training.schedule import learning_rate
+from qkv.training.optimizer import learning_rate
 from tests.training.runs import build_cpu_trainer, copy_run, logged_metrics, prepare_small_run, resume_to_end
 
 SECONDS = 307.0

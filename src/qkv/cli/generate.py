@@ -245,7 +245,7 @@ def _report_earlier_best_checkpoint(run: Path) -> None:
     """Print which checkpoint of the run was loaded, unless the best checkpoint is also the last one."""
     if not (run / "checkpoints").is_dir():
         return
-    from qkv.training.run_folder import RunFolder, load_progress
+    from qkv.training.checkpoint import RunFolder, load_progress
 
     folder = RunFolder(run)
     if not (steps := folder.checkpoint_steps()):

@@ -369,7 +369,7 @@ def _parse_position_or_word(tokens: "TokenizedText", value: str | None) -> int:
 def _build_checkpoint_timeline(options: InspectOptions, text: str) -> "View":
     from qkv.inspection import checkpoint_timeline
     from qkv.tasks import load
-    from qkv.training.run_folder import RunFolder
+    from qkv.training.checkpoint import RunFolder
 
     run = RunFolder(Path(options.model))
     steps = run.checkpoint_steps()

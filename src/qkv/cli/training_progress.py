@@ -12,7 +12,7 @@ from qkv.cli.output import print_status
 from qkv.cost.run_estimate import RunEstimate
 from qkv.errors import QKVError
 from qkv.training import Trainer
-from qkv.training.signals import StopRequest
+from qkv.training.distributed import StopRequest
 
 
 class TrainingProgressDisplay:

@@ -14,7 +14,7 @@ from qkv.serving.locks import CancellableRLock
 from qkv.serving.model_summary import summarize_model
 from qkv.serving.responses import RequestError
 from qkv.tasks import Task, Translator, load
-from qkv.training.run_folder import RunFolder
+from qkv.training.checkpoint import RunFolder
 from qkv.weights.checkpoint_folder import read_json_object
 from qkv.zoo import shipped_model_folders
 

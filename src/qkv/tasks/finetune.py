@@ -21,6 +21,7 @@ from qkv.inspection.confusion import plot_confusion_matrix
 from qkv.inspection.loss_curve import plot_loss_curve
 from qkv.tasks.loader import load_as, resolve_device
 from qkv.tasks.text_encoder import TextEncoder
+from qkv.training.checkpoint import LogFunction, RunFolder
 from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune_or_resume
 from qkv.training.finetune_data import (
     LabeledTask,
@@ -29,7 +30,6 @@ from qkv.training.finetune_data import (
     load_task_with_evaluation_split,
 )
 from qkv.training.loop import MetricsCallback
-from qkv.training.run_folder import LogFunction, RunFolder
 from qkv.weights.checkpoint_folder import hash_file
 
 CONFIG_FILE = "finetune.toml"

@@ -175,7 +175,7 @@ def _is_model_folder(folder: Path) -> bool:
 
 def _resolve_model_or_run_folder(folder: Path) -> Path:
     if (folder / "checkpoints").is_dir():
-        from qkv.training.run_folder import RunFolder
+        from qkv.training.checkpoint import RunFolder
 
         return RunFolder(folder).best_or_latest_checkpoint()
     if not _is_model_folder(folder):

@@ -1,21 +1,11 @@
 """Training objectives, optimizers, schedules, the training loop, run folders and evaluation."""
 
-from qkv.training.distributed import SINGLE_PROCESS, Distributed
+from qkv.training.checkpoint import RunFolder, TrainingProgress
+from qkv.training.distributed import SINGLE_PROCESS, Distributed, SignalInterrupt, raise_on_stop_signals
 from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.family import TrainingData
 from qkv.training.loop import Trainer
-from qkv.training.recipe_selection import (
-    DEFAULT_MINUTES,
-    auto_recipe,
-    choose_bert_recipe_except_steps,
-    choose_gpt_recipe_except_steps,
-    choose_model_size,
-    fit_steps_to_time,
-    measure_matmul_flops,
-    with_steps_and_scaled_intervals,
-)
-from qkv.training.run_folder import RunFolder, TrainingProgress
-from qkv.training.run_preparation import (
+from qkv.training.preparation import (
     PreparedRun,
     build_trainer,
     fit_run_to_time,
@@ -27,9 +17,18 @@ from qkv.training.run_preparation import (
     write_fingerprints_and_final_recipe,
     write_recipe,
 )
-from qkv.training.signals import SignalInterrupt, raise_on_stop_signals
-from qkv.training.time_budget import TimeBudgetReplanner
-from qkv.training.translation_recipe_selection import choose_translation_recipe_except_steps
+from qkv.training.recipe_selection import (
+    DEFAULT_MINUTES,
+    TimeBudgetReplanner,
+    auto_recipe,
+    choose_bert_recipe_except_steps,
+    choose_gpt_recipe_except_steps,
+    choose_model_size,
+    choose_translation_recipe_except_steps,
+    fit_steps_to_time,
+    measure_matmul_flops,
+    with_steps_and_scaled_intervals,
+)
 
 __all__ = [
     "DEFAULT_MINUTES",

@@ -22,8 +22,7 @@ from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import new_sequences
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq, build
 from qkv.nn import Attention, KVCache, LayerNorm, RMSNorm
-from qkv.training.losses import cross_entropy_sum
-from qkv.training.objectives import LossOutput, SplitObjective
+from qkv.training.objectives import LossOutput, SplitObjective, cross_entropy_sum
 from qkv.training.optimizer import build_optimizers
 from qkv.training.step import build_train_step
 from qkv.training.timer import Timer

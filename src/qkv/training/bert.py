@@ -19,9 +19,9 @@ from qkv.models import BERT, Model
 from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
+from qkv.training.data_preparation import prepare_text_stores
 from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.family import ProgressBars, TrainingData
-from qkv.training.losses import cross_entropy_sum
 from qkv.training.objectives import (
     DeviceInputs,
     LossOutput,
@@ -30,8 +30,8 @@ from qkv.training.objectives import (
     SplitObjective,
     TrainingBatch,
     autocast_factory,
+    cross_entropy_sum,
 )
-from qkv.training.text_preparation import prepare_text_stores
 
 VALIDATION_SEED = 0
 """Validation seed. It is independent of the run's seed so that all runs are evaluated on the same pairs and masked

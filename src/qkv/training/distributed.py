@@ -1,15 +1,22 @@
-"""Distributed context of a training run: the interface and an implementation for a single process.
+"""Stop signals and the distributed context of a training run, with an implementation for a single process.
 
 A batch is split into the same micro-batches for any number of processes, and each process handles some of them.
 Gradients are summed over all processes and divided by the number of targets in the full batch. The results therefore do
 not depend on the number of processes, except for rounding differences.
+
+Inside the training loop, the first SIGINT or SIGTERM ends the run after the current step. Outside the training loop, it
+raises `SignalInterrupt`. A second signal always kills the process. Exit codes follow the shell convention: 130 for
+SIGINT (Ctrl-C) and 143 for SIGTERM.
 """
 
 import os
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from signal import Signals
+from types import FrameType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -18,9 +25,69 @@ from qkv.config import TrainingConfig
 from qkv.cost.workload import Sharding
 from qkv.errors import ConfigError
 from qkv.models import Model
+from qkv.training.checkpoint import RunFolder, TrainingProgress
 from qkv.training.objectives import Objective
-from qkv.training.run_folder import RunFolder, TrainingProgress
-from qkv.training.signals import StopRequest
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SignalInterrupt(KeyboardInterrupt):
+    """Raised when a stop signal arrives outside the training loop."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(self.signal.name)
+
+
+class StopRequest:
+    """A record of the stop signal that was received, if any."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        _restore_default_handlers()
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def record_stop_signals() -> Iterator[StopRequest]:
+    """Record stop signals in the yielded `StopRequest` while the context is active.
+
+    The signals have no other effect.
+    """
+    request = StopRequest()
+    with _temporary_stop_signal_handler(request.receive):
+        yield request
+
+
+@contextmanager
+def raise_on_stop_signals() -> Iterator[None]:
+    """Raise `SignalInterrupt` when a stop signal arrives while the context is active."""
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        _restore_default_handlers()
+        raise SignalInterrupt(number)
+
+    with _temporary_stop_signal_handler(receive):
+        yield
+
+
+@contextmanager
+def _temporary_stop_signal_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
+
+
+def _restore_default_handlers() -> None:
+    # The operating system's default handler works even during a long native call.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
 
 T = TypeVar("T")
 Tensors = Mapping[str, Mapping[str, Tensor]]

@@ -14,7 +14,7 @@ from qkv.data.keyed_random import Permutation
 from qkv.data.labeled_texts import ColumnNames, LabeledTexts, read_labeled_texts
 from qkv.errors import ContextLengthError, InputError
 from qkv.text import Encoding, Tokenizer, encode_texts, encode_truncated
-from qkv.training.run_folder import LogFunction
+from qkv.training.checkpoint import LogFunction
 
 
 @dataclass(frozen=True, kw_only=True)

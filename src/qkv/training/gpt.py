@@ -16,10 +16,16 @@ from qkv.engines import find_fused_loss
 from qkv.models import GPT, Model
 from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.text import Tokenizer
+from qkv.training.data_preparation import open_token_splits, prepare_text_stores, prepare_token_store
 from qkv.training.family import ProgressBars, TrainingData
-from qkv.training.losses import chunked_loss_sum
-from qkv.training.objectives import DeviceInputs, LossOutput, Objective, SplitObjective, autocast_factory
-from qkv.training.text_preparation import open_token_splits, prepare_text_stores, prepare_token_store
+from qkv.training.objectives import (
+    DeviceInputs,
+    LossOutput,
+    Objective,
+    SplitObjective,
+    autocast_factory,
+    chunked_loss_sum,
+)
 
 
 class GPTFamily:

@@ -10,16 +10,14 @@ from typing import Any
 
 from qkv.data import prefetch
 from qkv.errors import InputError, TrainingError
-from qkv.training.ema import EMA
+from qkv.training.checkpoint import RunFolder, TrainingProgress, describe_environment, load_progress
+from qkv.training.distributed import StopRequest, record_stop_signals
 from qkv.training.evaluation import EvaluationInterrupt, evaluate, until_stopped, update_progress_after_evaluation
 from qkv.training.family import TrainingData
 from qkv.training.objectives import TrainingBatch
-from qkv.training.run_folder import RunFolder, TrainingProgress, describe_environment, load_progress
-from qkv.training.schedule import learning_rate
-from qkv.training.signals import StopRequest, record_stop_signals
+from qkv.training.optimizer import EMA, TrainingState, learning_rate
+from qkv.training.recipe_selection import TimeBudgetReplanner
 from qkv.training.step import StepError, StepResult, TrainStep, describe_nonfinite_weight
-from qkv.training.time_budget import TimeBudgetReplanner
-from qkv.training.training_state import TrainingState
 
 MetricsCallback = Callable[[Mapping[str, Any]], None]
 """Callback that receives each entry written to metrics.jsonl, for example to update a progress bar."""

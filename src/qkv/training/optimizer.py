@@ -1,8 +1,12 @@
-"""Optimizers: AdamW, and Muon for the weight matrices of the blocks."""
+"""Optimizers (AdamW and Muon), learning-rate schedules, weight averaging and the state that checkpoints contain."""
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +14,50 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from qkv.choices import OptimizerKind
+from qkv.choices import OptimizerKind, ScheduleKind
 from qkv.config import TrainingConfig
-from qkv.errors import RunError
-from qkv.training.sharded_tensors import full_tensor, shard_like
+from qkv.errors import RunError, WeightsError
+from qkv.training.checkpoint import full_tensor, load_checkpoint, shard_like
+from qkv.training.lora import merged_weights
+from qkv.weights.name_table import NameMapping, NameTable
+from qkv.weights.state_dict import load_into
+
+
+def learning_rate(config: TrainingConfig, step: int) -> float:
+    """Return the learning rate of update `step` (starting at 0), which depends only on the config and the step."""
+    progress = _decay_fraction_across_replans(config, step)
+    is_warmed_up = step >= config.warmup_steps
+    peak = config.learning_rate if is_warmed_up else config.learning_rate * (step + 1) / config.warmup_steps
+    if not is_warmed_up and progress == 0:
+        return peak
+    minimum = config.min_lr_ratio
+    match config.schedule:
+        case ScheduleKind.CONSTANT:
+            factor = 1.0
+        case ScheduleKind.COSINE:
+            factor = minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * progress))
+        case ScheduleKind.LINEAR:
+            factor = minimum + (1 - minimum) * (1 - progress)
+        case ScheduleKind.WSD:
+            remaining = (1 - progress) / config.decay_fraction
+            factor = minimum + (1 - minimum) * min(1.0, remaining)
+        case ScheduleKind.NOAM:
+            factor = min(1.0, math.sqrt(max(1, config.warmup_steps) / (step + 1)))
+    return peak * factor
+
+
+def _decay_fraction_across_replans(config: TrainingConfig, step: int) -> float:
+    """Return the fraction of the decay that is complete at `step`. The decay starts after the warm-up.
+
+    If the number of steps was changed during the run (`config.replans`), the remaining decay is spread evenly over the
+    remaining steps. This also applies during the warm-up, which may be longer than the replanned run.
+    """
+    done, start = 0.0, config.warmup_steps
+    for at, steps in (*config.replans, (step, config.steps)):
+        end = min(at, step)
+        done += (1 - done) * max(0, end - start) / max(1, steps - start)
+        start = end
+    return done
 
 
 class Muon(Optimizer):
@@ -191,3 +235,90 @@ def _state_names(optimizer: Optimizer | None) -> tuple[str, ...]:
             return ("step", "exp_avg", "exp_avg_sq")
         case _:
             return ()
+
+
+class EMA:
+    """An exponential moving average of the model weights: average ← decay·average + (1 − decay)·weights.
+
+    The average is updated after every optimizer step. At step t, the decay is at most (1 + t)/(10 + t), which quickly
+    removes the influence of the random initial weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._parameters = dict(model.named_parameters())
+        self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Update the average with the current model weights after optimizer step `step`."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        # A foreach operation updates all tensors in a few kernels. On a GPU, the launches would dominate if each tensor
+        # were updated separately.
+        current: list[Tensor] = [parameter.detach() for parameter in self._parameters.values()]
+        torch._foreach_lerp_(list(self.weights.values()), current, 1 - decay)
+
+    @contextmanager
+    def apply_to_model(self) -> Iterator[None]:
+        """Replace the model weights with the averaged weights while the context is active."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        """Swap the model weights and the averaged weights in place."""
+        for name, average in self.weights.items():
+            parameter = self._parameters[name]
+            raw_weight = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(raw_weight)
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The state that training modifies: model weights, optimizer state and EMA weights."""
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    ema: EMA | None
+    is_lora: bool
+
+    def tensors_by_checkpoint_file(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors for each checkpoint file.
+
+        model.safetensors contains the weights for inference. resume.safetensors contains the optimizer state and, if
+        they differ from the weights for inference (EMA or LoRA), the raw training weights.
+        """
+        resume = {f"optimizer/{name}": t for name, t in optimizer_state_tensors(self.model, self.optimizers).items()}
+        if self.ema is None and not self.is_lora:
+            return {"model.safetensors": dict(self.model.named_parameters()), "resume.safetensors": resume}
+        resume |= {f"weights/{name}": parameter for name, parameter in self.model.named_parameters()}
+        weights = merged_weights(self.model) if self.ema is None else self.ema.weights
+        return {"model.safetensors": weights, "resume.safetensors": resume}
+
+    @torch.no_grad()
+    def restore(self, folder: Path) -> None:
+        """Restore the training state from a checkpoint folder."""
+        parameters = dict(self.model.named_parameters())
+        weights, resume = load_checkpoint(folder, parameters)
+        raw_weights = {key.removeprefix("weights/"): t for key, t in resume.items() if key.startswith("weights/")}
+        names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+        try:
+            tensors = {name: shard_like(t, parameters.get(name, t)) for name, t in (raw_weights or weights).items()}
+            load_into(
+                self.model, tensors, NameTable(mappings=[NameMapping(name, (name,)) for name in names]), max_listed=2
+            )
+        except WeightsError as error:
+            raise RunError(
+                f"{folder}: the checkpoint does not match the model; was the recipe changed? {error}"
+            ) from None
+        if self.ema is not None:
+            for name, average in self.ema.weights.items():
+                average.copy_(shard_like(weights[name], average))
+        optimizer_state = {
+            key.removeprefix("optimizer/"): t for key, t in resume.items() if key.startswith("optimizer/")
+        }
+        load_optimizer_state(self.model, self.optimizers, optimizer_state)

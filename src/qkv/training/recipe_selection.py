@@ -1,4 +1,4 @@
-"""Select a recipe automatically based on the size of the data, the available time and the speed of the device."""
+"""Choose a recipe for given data and training time, and adjust its number of steps during the run."""
 
 import math
 import time
@@ -11,6 +11,8 @@ import torch
 from qkv.choices import OptimizerKind, ScheduleKind
 from qkv.config import Recipe, TrainingConfig
 from qkv.data import parse_text_sources
+from qkv.training.checkpoint import TrainingProgress
+from qkv.training.distributed import Distributed
 
 
 class ModelSize(NamedTuple):
@@ -221,3 +223,158 @@ def measure_matmul_flops(device: torch.device) -> float:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+TRANSLATION_SIZES = (
+    (2, 1, 64, 2),
+    (2, 2, 96, 3),
+    (3, 2, 128, 4),
+    (4, 2, 192, 6),
+    (6, 3, 256, 8),
+    (6, 4, 384, 6),
+    (6, 6, 512, 8),
+)
+"""Model sizes (encoder layers, decoder layers, d_model, n_heads), from smallest to largest.
+
+The models have at least as many encoder layers as decoder layers because the encoder runs once per sentence, whereas
+the decoder runs once per token.
+"""
+
+
+def choose_translation_recipe_except_steps(
+    files: list[str],
+    *,
+    n_bytes: int,
+    seconds: float,
+    flops_per_second: float,
+    is_rnn: bool,
+    target_suffix: str | None = None,
+) -> Recipe:
+    """Choose a translation recipe. `flops_per_second` is the matmul throughput of the device.
+
+    The number of steps is provisional. `fit_steps_to_time` replaces it once the time per step is known.
+    """
+    n_encoder, n_decoder, d_model, n_heads = _choose_encoder_decoder_depths_width_heads(
+        n_bytes, flops=seconds * flops_per_second * TRAINING_EFFICIENCY
+    )
+    model: dict[str, Any] = {"context_length": 512, "d_model": d_model, "dropout": 0.1}
+    if is_rnn:
+        model |= {"n_encoder_layers": 1 if d_model < 256 else 2, "tie_embeddings": True}
+    else:
+        model |= {
+            "n_encoder_layers": n_encoder,
+            "n_decoder_layers": n_decoder,
+            "n_heads": n_heads,
+            "norm_position": "pre",
+            "final_norm": True,
+            "positions": "rotary",
+            "attention_bias": False,
+            "init_std": 0.05 if d_model < 256 else 0.02,
+        }
+    is_small = d_model <= 128
+    return Recipe(
+        family="rnn" if is_rnn else "seq2seq",
+        tokenizer={"vocab_size": 1000 if n_bytes < 300_000 else 4000 if n_bytes < 10_000_000 else 8000},  # type: ignore[arg-type]
+        model=model,
+        data={"train": tuple(files), "validation_fraction": _validation_fraction(n_bytes)},  # type: ignore[arg-type]
+        pairs={"target_suffix": target_suffix},  # type: ignore[arg-type]
+        training={
+            "steps": 1000,
+            "batch_size": 8 if is_small else 64,
+            "seq_len": 128,
+            "label_smoothing": 0.1,
+            "optimizer": "adamw" if is_rnn else "muon",
+            "learning_rate": 3e-3 if is_small or is_rnn else 2e-3,
+            "schedule": "linear",
+            "min_lr_ratio": 0.0,
+            "warmup_steps": 50,
+            "eval_every": 100,
+            "keep_checkpoints": checkpoints_to_keep(d_model),
+        },  # type: ignore[arg-type]
+    )
+
+
+def _choose_encoder_decoder_depths_width_heads(n_bytes: int, *, flops: float) -> tuple[int, int, int, int]:
+    """Choose the largest model size that suits the amount of data and compute.
+
+    The compute suffices to train on four tokens per parameter. The model has at most two parameters per byte of text.
+    """
+    chosen = TRANSLATION_SIZES[0]
+    for n_encoder, n_decoder, d_model, n_heads in TRANSLATION_SIZES:
+        n_parameters = (12 * n_encoder + 16 * n_decoder) * d_model**2
+        if flops / (6 * n_parameters) >= 4 * n_parameters and n_parameters <= 2 * n_bytes:
+            chosen = (n_encoder, n_decoder, d_model, n_heads)
+    return chosen
+
+
+def _validation_fraction(n_bytes: int) -> float:
+    """Return the fraction of pairs to hold out for validation: 5 %, or about 2000 pairs for a large file."""
+    n_pairs = n_bytes / 70
+    return min(0.05, max(0.001, 2000 / max(1.0, n_pairs)))
+
+
+REPLANS_PER_RUN = 10
+"""Number of times that the number of steps is recalculated in a run with constant throughput."""
+REPLAN_TOLERANCE = 0.1
+"""Minimum relative difference for changing the number of steps."""
+
+
+class TimeBudgetReplanner:
+    """A replanner that adjusts the number of steps so that the run takes `seconds` from now.
+
+    A new number of steps takes effect at a checkpoint, and `on_replan` must save the new config before the next step.
+    The saved recipe therefore always matches the training, and a resumed run gives the same results.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        on_replan: Callable[[TrainingConfig], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.on_replan = on_replan
+        self._seconds = seconds
+        self._clock = clock
+        self._started = self._last_replan = clock()
+        self._reference: TrainingProgress | None = None
+
+    def replan(
+        self, config: TrainingConfig, progress: TrainingProgress, distributed: Distributed
+    ) -> TrainingConfig | None:
+        """Return a config with a new number of steps, or None if the number does not change.
+
+        Rank 0 measures the time.
+        """
+        steps = int(distributed.broadcast_from_rank0(lambda: self._replan_total_steps(config, progress)))
+        return None if steps == config.steps else record_replan(config, at_step=progress.step, steps=steps)
+
+    def _replan_total_steps(self, config: TrainingConfig, progress: TrainingProgress) -> int:
+        if self._reference is None:
+            # The first step is not timed because it also allocates memory and compiles.
+            self._reference = progress if progress.step else None
+            return config.steps
+        n_steps, now = progress.step - self._reference.step, self._clock()
+        is_due = n_steps >= config.steps / REPLANS_PER_RUN or now - self._last_replan >= self._seconds / REPLANS_PER_RUN
+        if n_steps == 0 or not is_due or progress.step >= config.steps:
+            return config.steps
+        seconds_per_step = (progress.seconds - self._reference.seconds) / n_steps
+        self._reference, self._last_replan = progress, now
+        n_affordable = (self._seconds - (now - self._started)) / max(seconds_per_step, 1e-9)
+        remaining = steps_in_budget(n_affordable, n_evaluations=(config.steps - progress.step) // config.eval_every + 1)
+        steps = max(progress.step + max(1, remaining), MIN_STEPS)
+        return steps if abs(steps - config.steps) > REPLAN_TOLERANCE * config.steps else config.steps
+
+
+def record_replan(config: TrainingConfig, *, at_step: int, steps: int) -> TrainingConfig:
+    """Return the config with a new number of steps that takes effect at step `at_step`.
+
+    Evaluations may become less frequent, but never more frequent.
+    """
+    eval_every = max(config.eval_every, steps // 10)
+    return config.replace(
+        steps=steps,
+        replans=(*config.replans, (at_step, config.steps)),
+        eval_every=eval_every,
+        save_every=max(config.save_every, eval_every),
+    )

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from qkv.choices import BackendName
 from qkv.config import TrainingConfig
 from qkv.engines import accelerated, select_training_backend
+from qkv.training.checkpoint import full_tensor, is_sharded, to_local
 from qkv.training.distributed import SINGLE_PROCESS, Distributed, IsCounted
 from qkv.training.objectives import LossOutput, Objective, TrainingBatch
 from qkv.training.optimizer import build_optimizers, clip_gradients, set_learning_rate
-from qkv.training.sharded_tensors import full_tensor, is_sharded, to_local
 
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 

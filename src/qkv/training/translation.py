@@ -24,14 +24,13 @@ from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
 from qkv.text.translation_metrics import score_translations
-from qkv.training.family import ProgressBars, TrainingData
-from qkv.training.losses import chunked_loss_sum, cross_entropy_sum
-from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory
-from qkv.training.pair_preparation import (
+from qkv.training.data_preparation import (
     get_pairs_config,
     load_or_train_pair_tokenizers,
     write_clean_train_and_validation_pairs,
 )
+from qkv.training.family import ProgressBars, TrainingData
+from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory, chunked_loss_sum, cross_entropy_sum
 
 N_SAMPLES = 3
 """Number of sample translations that are logged in each evaluation."""

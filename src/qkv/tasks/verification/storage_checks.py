@@ -15,9 +15,9 @@ from qkv.errors import ConfigError, InputError, MissingExtraError, WeightsError
 from qkv.models import Seq2Seq
 from qkv.tasks.loader import load_pretrained
 from qkv.tasks.verification.case import NotCheckedError, VerificationCase, max_difference_relative_to_peak
+from qkv.training.checkpoint import RunFolder, load_checkpoint
 from qkv.training.family import TrainingData
-from qkv.training.run_folder import RunFolder, load_checkpoint
-from qkv.training.run_preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
+from qkv.training.preparation import RECIPE_FILE, PreparedRun, build_trainer, open_run
 from qkv.weights.checkpoint_folder import INT8_MAX
 from qkv.weights.ctranslate2_export import ct2_vocabulary, save_ct2
 from qkv.weights.gguf_file import write_gguf

@@ -15,18 +15,36 @@ from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
 from qkv.nn import Blocks
 from qkv.text import tokenizer_files
-from qkv.training.data_fingerprints import check_fingerprints, record_fingerprints
+from qkv.training.bert import BERTFamily
+from qkv.training.checkpoint import RunFolder, check_fingerprints, record_fingerprints
+from qkv.training.data_preparation import resolve_data_files
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
-from qkv.training.families import get_family
-from qkv.training.family import Corpus, ProgressBars
+from qkv.training.family import Corpus, Family, ProgressBars
+from qkv.training.gpt import GPTFamily
 from qkv.training.loop import MetricsCallback, Trainer
 from qkv.training.lora import freeze_and_add_attention_lora
 from qkv.training.recipe_selection import fit_steps_to_time
-from qkv.training.run_folder import RunFolder
 from qkv.training.step import build_train_step
-from qkv.training.text_preparation import resolve_data_files
-from qkv.training.translation import PairsCorpus
+from qkv.training.translation import PairsCorpus, TranslationFamily
 from qkv.weights.model_loader import SOURCE_TOKENIZER
+
+FAMILIES: dict[str, Family] = {
+    "gpt": GPTFamily(),
+    "bert": BERTFamily(),
+    "seq2seq": TranslationFamily(),
+    "rnn": TranslationFamily(),
+}
+
+
+def get_family(name: str) -> Family:
+    """Return the model family with the given name.
+
+    Raises `ConfigError` if the family cannot be trained.
+    """
+    if name not in FAMILIES:
+        raise ConfigError(f"family must be one of {', '.join(FAMILIES)} for training, got {name!r}")
+    return FAMILIES[name]
+
 
 RECIPE_FILE = "recipe.toml"
 PREPARATION_FILE = "preparation.json"
