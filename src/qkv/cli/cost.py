@@ -307,7 +307,7 @@ def _missing_calibration_message(workload: "Workload", device: str) -> str:
         return f"--measure: calibration is not supported for {description}; use {supported}"
     kind = "cpu" if device.startswith("cpu") else "cuda"
     command = f"qkv cost calibrate --device {kind} --dtype {calibrated_dtypes[workload.dtype].value}"
-    return f"--measure: no calibration of {device} for {description}; create one in about a minute with: {command}"
+    return f"--measure: no calibration of {device} for {description}; create one in one to three minutes with: {command}"
 
 
 def _time_unit(workload: "Workload") -> str:

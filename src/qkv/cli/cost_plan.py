@@ -110,9 +110,9 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure the kernels of this machine so that `qkv cost` can predict times.
+    """Measure the backends of this machine so that `qkv cost` can predict times.
 
-    Calibration takes about a minute, during which the machine should be idle.
+    Calibration takes one to three minutes, during which the machine should be idle.
 
     \b
     Examples:
