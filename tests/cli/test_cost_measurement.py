@@ -7,8 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from qkv.cli import app, cost_measurement
-from qkv.cost.calibration import save_calibration
-from qkv.cost.devices import find_device, matches_device
+from qkv.cost.calibration import matches_device, save_calibration
+from qkv.cost.devices import find_device
 from qkv.errors import InputError
 from qkv.training.device_calibration import gpu_name_or_cpu_threads
 from tests.cli.test_cost import run

@@ -9,8 +9,7 @@ import pytest
 
 from qkv.config import GPTConfig, preset
 from qkv.cost import Workload, estimate, estimate_run
-from qkv.cost.estimate import CONVENTIONS
-from qkv.cost.units import format_bytes, format_count, format_duration, format_flops
+from qkv.cost.estimate import CONVENTIONS, format_bytes, format_count, format_duration, format_flops
 from qkv.errors import ConfigError, ContextLengthError
 
 GPT2 = preset("gpt2")

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from qkv.choices import AttentionKernel, HeadCombination, RNNAttentionScore
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Workload, count_flops, estimate, list_operations
-from qkv.cost.blocks import attended_pairs
+from qkv.cost.operations import attended_pairs
 from qkv.models import build
 from qkv.nn import Mask, use_attention_kernel
 from qkv.nn.cache import LayerSourceCache

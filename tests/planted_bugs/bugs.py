@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
+from qkv.cost.kernel_launch import ParametersByOptimizer, split_device_parameters_by_optimizer
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
-from qkv.cost.optimizer_update import ParametersByOptimizer, split_device_parameters_by_optimizer
 from qkv.data.keyed_random import rank_row_range
 from qkv.data.masking import TokenMasker
 from qkv.data.pair_split import connected_components

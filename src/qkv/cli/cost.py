@@ -237,8 +237,8 @@ def _bound_and_predicted_times(
     estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None", backend: BackendName
 ) -> dict[str, Any]:
     """Compute the roofline bound if a device is given, and the predicted time if there is a calibration."""
+    from qkv.cost.estimate import roofline_bound
     from qkv.cost.prediction import predict_time
-    from qkv.cost.roofline import roofline_bound
 
     times: dict[str, Any] = {}
     if device is not None:
@@ -307,7 +307,7 @@ def _missing_calibration_message(workload: "Workload", device: str) -> str:
         return f"--measure: calibration is not supported for {description}; use {supported}"
     kind = "cpu" if device.startswith("cpu") else "cuda"
     command = f"qkv cost calibrate --device {kind} --dtype {calibrated_dtypes[workload.dtype].value}"
-    return f"--measure: no calibration of {device} for {description}; create one in one to three minutes with: {command}"
+    return f"--measure: no calibration of {device} for {description}; create one in a few minutes with: {command}"
 
 
 def _time_unit(workload: "Workload") -> str:

@@ -18,8 +18,9 @@ def validated_measurement_device_name(estimate: "Estimate", requested_device: "D
     Raise `InputError` if the device is not the requested one or does not have enough memory for the workload.
     """
     from qkv.cli.options import select_device
-    from qkv.cost.devices import USABLE_MEMORY_FRACTION, matches_device
-    from qkv.cost.units import format_bytes
+    from qkv.cost.calibration import matches_device
+    from qkv.cost.devices import USABLE_MEMORY_FRACTION
+    from qkv.cost.estimate import format_bytes
     from qkv.training.device_calibration import gpu_name_or_cpu_threads
 
     device = select_device("cpu" if requested_device is not None and requested_device.name == "cpu" else "auto")

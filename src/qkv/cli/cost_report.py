@@ -26,7 +26,7 @@ def lecture_cells(row: "LectureRow") -> list[str]:
 
 def cost_cells(row: "LectureRow", total: "LectureRow") -> list[str]:
     """Format the table cells of an operation with the FLOPs and bytes of the kernels in the workload."""
-    from qkv.cost.units import format_bytes
+    from qkv.cost.estimate import format_bytes
 
     share = f"{row.flops / total.flops:.0%}" if row.flops else ""
     # The lecture's factor of 16 assumes a feed-forward layer four times as wide as the model. The complexity does not
@@ -101,8 +101,8 @@ def _latex_math(text: str) -> str:
 def format_parameters_flops_and_memory(estimate: "Estimate", *, with_slide_notes: bool) -> list[str]:
     """Format the number of parameters, the FLOPs and the memory of the whole model."""
     from qkv.config import RNNConfig
+    from qkv.cost.estimate import format_bytes, format_flops
     from qkv.cost.lecture_tables import count_attention_matrix_parameters
-    from qkv.cost.units import format_bytes, format_flops
 
     config, flops, memory = estimate.config, estimate.flops, estimate.memory
     rows = [("parameters", f"{estimate.parameters.total:,}", "")]
@@ -126,7 +126,7 @@ def format_parameters_flops_and_memory(estimate: "Estimate", *, with_slide_notes
 
 def format_training_plan(plan: "TrainingPlan") -> list[str]:
     """Format a training plan with one quantity per line."""
-    from qkv.cost.units import format_bytes, format_count, format_flops
+    from qkv.cost.estimate import format_bytes, format_count, format_flops
 
     config, step, device = plan.config, plan.step, plan.device
     shape = f"{config.family}, width {config.d_model:,}, vocabulary size {config.vocab_size:,}"
@@ -164,7 +164,7 @@ def format_training_plan(plan: "TrainingPlan") -> list[str]:
 
 def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
     """Format the training time of a plan and the resource that limits the time."""
-    from qkv.cost.units import format_duration
+    from qkv.cost.estimate import format_duration
 
     utilization = f"at {plan.utilization:.0%} of the peak"
     if plan.bound_by == "compute":
@@ -179,7 +179,7 @@ def _format_plan_time_and_bottleneck(plan: "TrainingPlan") -> str:
 
 def _suggest_fitting_options(plan: "TrainingPlan") -> str:
     """Suggest options that would make the model fit into memory."""
-    from qkv.cost.units import format_bytes
+    from qkv.cost.estimate import format_bytes
 
     workload = plan.fewest_fsdp_devices_workload()
     if workload is None:
@@ -204,7 +204,7 @@ def format_predicted_vs_measured_operations(operations: Sequence[dict[str, Any]]
 
 def format_memory_warning(estimate: "Estimate", device: "DeviceSpec | None") -> list[str]:
     """Format a warning if the workload does not fit into the memory of the device."""
-    from qkv.cost.units import format_bytes
+    from qkv.cost.estimate import format_bytes
 
     if device is None or estimate.memory.peak <= device.usable_memory:
         return []

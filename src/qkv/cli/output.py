@@ -119,7 +119,7 @@ def print_profile(profile: "Profile", workload: str, *, no_bound_reason: str = "
     `workload` describes what was profiled, such as "one step of 4,096 tokens". `no_bound_reason` is printed if the
     bound is unknown.
     """
-    from qkv.cost.units import format_bytes, format_flops
+    from qkv.cost.estimate import format_bytes, format_flops
 
     lines = [f"{workload}: {1000 * profile.seconds:,.1f} ms"]
     if (bound := profile.bound) is not None and (rates := profile.rates) is not None:

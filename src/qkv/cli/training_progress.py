@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from qkv.cli.output import print_status
-from qkv.cost.run_estimate import RunEstimate
+from qkv.cost.estimate import RunEstimate
 from qkv.errors import QKVError
 from qkv.training import Trainer
 from qkv.training.distributed import StopRequest

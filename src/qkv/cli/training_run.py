@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from qkv.config import Recipe, TrainingConfig
-    from qkv.cost.run_estimate import RunEstimate
+    from qkv.cost.estimate import RunEstimate
     from qkv.models import Model
     from qkv.training import Distributed, PreparedRun, TimeBudgetReplanner, Trainer
     from qkv.training.family import ProgressBars

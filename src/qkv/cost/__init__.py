@@ -1,16 +1,12 @@
 """Estimate parameters, FLOPs, bytes and time from a model config. This package never imports torch."""
 
-from qkv.cost.estimate import Estimate, estimate
+from qkv.cost.estimate import Estimate, RunEstimate, estimate, estimate_run
 from qkv.cost.explanation import AttentionCrossover, LayerCost, attention_crossover, compare_attention_with_rnn_costs
-from qkv.cost.flops import Flops, count_flops
-from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
+from qkv.cost.flops import Flops, ParameterCounts, count_flops, count_parameters
+from qkv.cost.kernel_launch import CommunicationBytes, KernelLaunch, MemoryTraffic, list_kernel_launches
 from qkv.cost.memory import MemoryEstimate, cache_bytes
-from qkv.cost.memory_traffic import MemoryTraffic
 from qkv.cost.operation import MatMul, Operation, Phase, SavedTensors
 from qkv.cost.operations import list_operations
-from qkv.cost.optimizer_update import CommunicationBytes
-from qkv.cost.parameters import ParameterCounts, count_parameters
-from qkv.cost.run_estimate import RunEstimate, estimate_run
 from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
 
 __all__ = [

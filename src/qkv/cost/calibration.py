@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 
 from qkv.choices import BackendName
 from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, Seq2SeqConfig
-from qkv.cost.devices import matches_device
 from qkv.cost.workload import Mode, Precision, Workload
 from qkv.errors import ConfigError, DiskError, InputError
 
@@ -215,6 +214,11 @@ class Calibration(Config):
                 f"the calibration of {self.device} has no launch overhead '{name}'; run `qkv cost calibrate` again"
             )
         return self.launch_overheads[name]
+
+
+def matches_device(name: str, full_name: str) -> bool:
+    """Return True if a short name such as h200 matches a full device name such as NVIDIA H200."""
+    return re.search(rf"{re.escape(name)}(?!\d)", full_name.lower().replace(" ", "")) is not None
 
 
 @dataclass

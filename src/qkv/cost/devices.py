@@ -1,6 +1,5 @@
 """Published peak FLOP/s, memory bandwidth and memory size of common devices, with sources."""
 
-import re
 from dataclasses import dataclass
 
 from qkv.config.base import did_you_mean_suffix
@@ -135,11 +134,6 @@ _DEVICE_LIST = (
 )
 
 DEVICES: dict[str, DeviceSpec] = {device.name: device for device in _DEVICE_LIST}
-
-
-def matches_device(name: str, full_name: str) -> bool:
-    """Return True if a short name such as h200 matches a full device name such as NVIDIA H200."""
-    return re.search(rf"{re.escape(name)}(?!\d)", full_name.lower().replace(" ", "")) is not None
 
 
 def find_device(name: str) -> DeviceSpec:

@@ -1,28 +1,78 @@
-"""Estimate the parameters, FLOPs, memory and memory traffic of one step from a model config."""
+"""Estimate the cost of one step or of a training run, and bound its time from below."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.choices import AttentionKernel, OptimizerKind
+from qkv.choices import AttentionKernel, BackendName, OptimizerKind
 from qkv.config import ModelConfig, RNNConfig, Seq2SeqConfig, preset
+from qkv.cost.calibration import Calibration
+from qkv.cost.devices import DeviceSpec
 from qkv.cost.explanation import explain_crossover_intensity_or_recurrence
-from qkv.cost.flops import Flops, flops_recomputed_in_backward, sum_flops
-from qkv.cost.kernel_launch import KernelLaunch, list_kernel_launches
-from qkv.cost.memory import MemoryEstimate, estimate_memory
-from qkv.cost.memory_traffic import MemoryTraffic, estimate_traffic
-from qkv.cost.operation import Operation
-from qkv.cost.operations import list_operations
-from qkv.cost.optimizer_update import (
+from qkv.cost.flops import Flops, ParameterCounts, count_parameters, flops_recomputed_in_backward, sum_flops
+from qkv.cost.kernel_launch import (
     CommunicationBytes,
+    KernelLaunch,
+    MemoryTraffic,
     ParametersByOptimizer,
     communication_volume,
+    estimate_traffic,
+    list_kernel_launches,
     split_device_parameters_by_optimizer,
 )
-from qkv.cost.parameters import ParameterCounts, count_parameters
-from qkv.cost.units import format_bytes, format_count, format_flops
-from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
+from qkv.cost.memory import MemoryEstimate, estimate_memory
+from qkv.cost.operation import Operation
+from qkv.cost.operations import list_operations
+from qkv.cost.prediction import TimePrediction, predict_time
+from qkv.cost.workload import MAX_SIZE, DeviceType, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_FLOP_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
+_COUNT_PREFIXES = ("", "K", "M", "B", "T")
+_MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86400, 31_557_600
+
+
+def format_count(n: int) -> str:
+    """Format a count with the prefixes K, M, B and T, for example 10.7M or 8.0B."""
+    number, prefix = _scale_to_unit(n, 1000, _COUNT_PREFIXES)
+    return f"{number}{prefix}"
+
+
+def format_bytes(n: int) -> str:
+    """Format a number of bytes with binary units (powers of 1024), for example 1.3 GiB."""
+    number, unit = _scale_to_unit(n, 1024, _BYTE_UNITS)
+    return f"{number} {unit}"
+
+
+def format_flops(n: int | float) -> str:
+    """Format a number of FLOPs with SI prefixes, for example 2.1 PFLOP."""
+    number, prefix = _scale_to_unit(n, 1000, _FLOP_PREFIXES)
+    return f"{number} {prefix}FLOP"
+
+
+def format_duration(seconds: int | float) -> str:
+    """Format a duration with at most two significant digits below a year, such as 45 s, 2.8 min, 5.2 h or 12 days."""
+    for limit, unit, name in ((2 * _MINUTE, 1, "s"), (2 * _HOUR, _MINUTE, "min"), (2 * _DAY, _HOUR, "h")):
+        if seconds < limit:
+            number = seconds / unit
+            return "under 1 s" if number < 1 else f"{number:.2g} {name}" if number < 10 else f"{number:.0f} {name}"
+    if seconds < 2 * _YEAR:
+        return f"{seconds / _DAY:,.0f} days"
+    return f"{seconds / _YEAR:,.0f} years"
+
+
+def _scale_to_unit(n: int | float, base: int, units: tuple[str, ...]) -> tuple[str, str]:
+    """Divide by `base` until the number is less than `base`, and return the formatted number and its unit.
+
+    Numbers that are too large for the last unit are shown with more digits.
+    """
+    i = 0
+    while i + 1 < len(units) and round(n, 1) >= base:
+        n, i = n / base, i + 1
+    return (f"{n:,.0f}" if i == 0 or n >= 100 else f"{n:.1f}"), units[i]
+
 
 CONVENTIONS = (
     "FLOPs are counted only for matmuls, and one multiply–add counts as 2 FLOPs. Useful FLOPs exclude masked query–key "
@@ -222,3 +272,168 @@ def _format_section(title: str, numbers: dict[str, int], format_number: Callable
     name_width = max(len(name) for name in numbers)
     digits = max(len(f"{n:,}") for n in numbers.values())
     return [title, *(f"  {name:<{name_width}}  {n:>{digits},}  {format_number(n)}" for name, n in numbers.items())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEstimate:
+    """The estimated cost of a training run of `steps` updates.
+
+    The time is available only if there is a calibration or a `matmul_rate`.
+    """
+
+    step: Estimate
+    """Estimate for one micro-batch. Each update consists of `accumulation_steps` micro-batches."""
+    steps: int
+    matmul_rate: int | float | None
+    """FLOP/s that the device reaches in large matmuls."""
+    utilization: int | float
+    """Fraction of `matmul_rate` that the training run reaches."""
+    calibration: Calibration | None = None
+    """Calibration of the device, or None. A calibration predicts the time more accurately than `utilization`."""
+    backend: str = BackendName.AUTO
+    """Backend that trains the model (default: the one that would be selected)."""
+
+    @property
+    def flops(self) -> int:
+        return self.step.flops.total * self.step.workload.accumulation_steps * self.steps
+
+    @property
+    def seconds(self) -> float | None:
+        if self.calibration is not None:
+            return (
+                self._predict_micro_batch(self.calibration).seconds * self.step.workload.accumulation_steps * self.steps
+            )
+        return None if self.matmul_rate is None else self.flops / (self.matmul_rate * self.utilization)
+
+    @property
+    def summary(self) -> str:
+        """A one-line summary of the parameters, memory, FLOPs and, if known, the time."""
+        workload = self.step.workload
+        source = "" if workload.source_len is None else f" from {workload.source_len:,}"
+        accumulation = f"{workload.accumulation_steps:,}×" if workload.accumulation_steps > 1 else ""
+        shape = f"{accumulation}{workload.batch_size:,}×{workload.seq_len:,}{source}"
+        parts = [
+            f"{format_count(self.step.parameters.total)} parameters",
+            f"{format_bytes(self.step.memory.peak)} for a step of {shape}",
+            f"{format_flops(self.flops)} in {self.steps:,} steps",
+        ]
+        if workload.n_devices > 1:
+            parts[1] = f"on each of {workload.n_devices} ({workload.sharding}) {parts[1]}"
+        if self.seconds is not None:
+            duration = format_duration(self.seconds)
+            parts.append(("" if duration.startswith("under") else "about ") + duration + self._describe_time_source)
+        return " · ".join(parts)
+
+    def _predict_micro_batch(self, calibration: Calibration) -> TimePrediction:
+        return predict_time(self.step.config, self.step.workload, calibration, backend=self.backend)
+
+    @property
+    def _describe_time_source(self) -> str:
+        if self.calibration is not None:
+            backend = self._predict_micro_batch(self.calibration).backend
+            return f" ({backend} backend, calibrated on {self.calibration.device})"
+        rate = format_flops(self.matmul_rate or 0.0)
+        return f" at {self.utilization:.0%} of {rate}/s".replace("%", " %")
+
+
+def estimate_run(
+    config: ModelConfig,
+    *,
+    batch_size: int,
+    seq_len: int,
+    steps: int,
+    matmul_rate: int | float | None = None,
+    utilization: int | float = 0.3,
+    source_len: int | None = None,
+    dtype: Precision | str = Precision.FLOAT32,
+    accumulation_steps: int = 1,
+    activation_checkpointing: bool = False,
+    loss_chunk_size: int | None = None,
+    optimizer: OptimizerKind | str = OptimizerKind.ADAMW,
+    ema: bool = False,
+    logits_to_keep: int | None = None,
+    device_type: DeviceType | str = DeviceType.CUDA,
+    calibration: Calibration | None = None,
+    backend: str = BackendName.AUTO,
+    n_devices: int = 1,
+    sharding: Sharding | str = Sharding.DDP,
+) -> RunEstimate:
+    """Estimate the cost of a training run. A `utilization` of 0.3 is typical for mid-sized models."""
+    settings = {
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "source_len": source_len,
+        "mode": Mode.TRAIN,
+        "dtype": dtype,
+        "accumulation_steps": accumulation_steps,
+        "activation_checkpointing": activation_checkpointing,
+        "loss_chunk_size": loss_chunk_size,
+        "optimizer": optimizer,
+        "ema": ema,
+        "logits_to_keep": logits_to_keep,
+        "device_type": device_type,
+        "n_devices": n_devices,
+        "sharding": sharding,
+    }
+    if not 1 <= steps <= MAX_SIZE:
+        raise ConfigError(f"steps must be between 1 and {MAX_SIZE}, got {steps}")
+    if matmul_rate is not None and not (math.isfinite(matmul_rate) and matmul_rate > 0):
+        raise ConfigError(f"matmul_rate must be a finite number of FLOP/s greater than 0, got {matmul_rate}")
+    if not 0 < utilization <= 1:
+        raise ConfigError(f"utilization must be greater than 0 and at most 1, got {utilization}")
+    workload = Workload(**settings)
+    if calibration is not None:
+        calibration.check_precision(workload.mode, workload.dtype)
+    return RunEstimate(
+        step=estimate_workload(config, workload),
+        steps=steps,
+        matmul_rate=matmul_rate,
+        utilization=utilization,
+        calibration=calibration,
+        backend=backend,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineBound:
+    """A lower bound on the time of a step: the sum over kernels of max(FLOPs / peak, bytes / bandwidth)."""
+
+    device: DeviceSpec
+    workload: Workload
+    launches: tuple[KernelLaunch, ...]
+
+    def kernel_seconds(self, launch: KernelLaunch) -> float:
+        """Return the minimum time of a kernel in seconds, summed over all its runs.
+
+        The fused attention kernel skips masked pairs, so only its useful FLOPs count. Other kernels compute all pairs.
+        """
+        is_fused = len(launch.matmuls) > 1
+        flops = launch.useful_flops if is_fused else launch.flops
+        return max(flops / self.device.peak_flops(self.workload.dtype), launch.n_bytes / self.device.bandwidth)
+
+    def bound_by(self, launch: KernelLaunch) -> str:
+        """Return the resource that limits a kernel on this device: `compute` or `memory`."""
+        return launch.bound_by(peak=self.device.peak_flops(self.workload.dtype), bandwidth=self.device.bandwidth)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.kernel_seconds(launch) for launch in self.launches)
+
+    @property
+    def compute_bound_fraction(self) -> float:
+        """Fraction of the time spent in compute-bound kernels."""
+        compute_bound = [launch for launch in self.launches if self.bound_by(launch) == "compute"]
+        return sum(self.kernel_seconds(launch) for launch in compute_bound) / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device.name,
+            "seconds": self.seconds,
+            "compute_bound_fraction": self.compute_bound_fraction,
+        }
+
+
+def roofline_bound(estimate: Estimate, device: DeviceSpec) -> RooflineBound:
+    """Compute a lower bound on the time of an estimated step on the given device."""
+    launches = tuple(launch for launch in estimate.launches if launch.flops or launch.n_bytes)
+    return RooflineBound(device=device, workload=estimate.workload, launches=launches)

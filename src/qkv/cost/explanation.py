@@ -5,9 +5,8 @@ from fractions import Fraction
 
 from qkv.choices import CellKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
-from qkv.cost.blocks import attended_pairs
 from qkv.cost.operation import Operation
-from qkv.cost.operations import list_operations
+from qkv.cost.operations import attended_pairs, list_operations
 from qkv.cost.workload import Mode, Workload
 
 AnyTransformerConfig = GPTConfig | BERTConfig | Seq2SeqConfig

@@ -84,6 +84,8 @@ class SavedTensors:
 NO_SAVED_TENSORS = SavedTensors()
 LOGITS = "logits"
 LOSS = "loss"
+SOFTMAX_OPS = 5
+"""Number of element-wise operations per score: maximum, subtraction, exp, sum, division."""
 LOG_SOFTMAX_OPS = 5
 """Number of element-wise operations per logit: maximum, subtraction, exp, sum, subtraction."""
 

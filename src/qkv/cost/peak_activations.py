@@ -8,9 +8,8 @@ projection.
 
 from qkv.choices import AttentionKernel, HeadCombination, NormKind, NormPosition, PositionKind, RNNAttentionScore
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
-from qkv.cost.blocks import SCORE_BIAS_POSITIONS, BlockStack
 from qkv.cost.operation import LOGITS, NO_SAVED_TENSORS, Operation, SavedTensors
-from qkv.cost.operations import block_stacks, list_operations
+from qkv.cost.operations import SCORE_BIAS_POSITIONS, BlockStack, block_stacks, list_operations
 from qkv.cost.rnn import KEY_PROJECTING_SCORES
 from qkv.cost.workload import Mode, Workload
 

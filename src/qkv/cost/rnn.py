@@ -7,8 +7,15 @@ from dataclasses import replace
 
 from qkv.choices import CellKind, RNNAttentionScore
 from qkv.config import RNNConfig
-from qkv.cost.blocks import SOFTMAX_OPS
-from qkv.cost.operation import MatMul, Operation, SavedTensors, linear_operation, logits_operation, lookup_operation
+from qkv.cost.operation import (
+    SOFTMAX_OPS,
+    MatMul,
+    Operation,
+    SavedTensors,
+    linear_operation,
+    logits_operation,
+    lookup_operation,
+)
 from qkv.cost.workload import Mode, Workload
 
 GATES_PER_CELL = {CellKind.GRU: 3, CellKind.LSTM: 4}

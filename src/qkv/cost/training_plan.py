@@ -6,8 +6,7 @@ from typing import Any
 
 from qkv.config import GPTConfig, ModelConfig
 from qkv.cost.devices import DeviceSpec
-from qkv.cost.estimate import Estimate, estimate_workload
-from qkv.cost.roofline import roofline_bound
+from qkv.cost.estimate import Estimate, estimate_workload, roofline_bound
 from qkv.cost.workload import MAX_SIZE, Mode, Sharding, Workload
 from qkv.errors import InputError
 
