@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import hypothesis
 import pytest
 
-from qkv.cli.process import limit_openmp_spinning
+from qkv.cli import limit_openmp_spinning
 
 limit_openmp_spinning()  # must be called before torch is imported
 

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc
 
 
-def limit_openmp_spinning() -> None:
-    """Let idle OpenMP threads spin for at most about 0.1 ms. This must be called before torch is imported.
-
-    By default, torch's idle threads spin for milliseconds. If other programs use the same cores, this makes a small
-    training step 10 to 30 times as slow. A spin of 2,000 iterations is longer than the usual gap between two matmuls,
-    and the setting costs only 2 to 4 % of a training step on an idle machine.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-
-
 def retain_freed_memory() -> bool:
     """Make glibc retain freed memory of allocations up to 1 GiB.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from qkv import nn
+import qkv.nn as nn
 from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
 from qkv.nn import positions

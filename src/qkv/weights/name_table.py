@@ -1,6 +1,5 @@
 """Tables that map published tensor names to the parameter names in our models."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,17 +40,6 @@ class NameTable:
     """A map from suffixes in older files to the current suffixes."""
     ignored_patterns: tuple[str, ...] = ()
     """Patterns for the names of tensors that are not learned, such as masks, fixed positions and version numbers."""
-
-    def canonical_name(self, name: str) -> str:
-        """Return a tensor name without the prefix and with the current suffix."""
-        name = name.removeprefix(self.prefix)
-        for legacy, current in self.legacy_suffixes.items():
-            if name.endswith(legacy):
-                return name.removesuffix(legacy) + current
-        return name
-
-    def is_ignored(self, canonical_name: str) -> bool:
-        return any(re.fullmatch(pattern, canonical_name) for pattern in self.ignored_patterns)
 
 
 def weight_and_bias_mappings(published: str, module: str, *, layout: Layout = Layout.SAME) -> list[NameMapping]:

@@ -1,5 +1,6 @@
 """Convert published tensors to model parameters and back."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,25 +24,25 @@ def load_into(
     """
     targets = _build_load_targets(model, table)
     file_names = _file_names_by_canonical_name(tensors, table)
-    expected = {table.canonical_name(name) for target in targets for name in target.alternative_names}
+    expected = {_canonical_name(table, name) for target in targets for name in target.alternative_names}
     others = [name for name in file_names if name not in expected]
     problems = [
         ("unexpected", f"{file_names[name]} {tuple(tensors[file_names[name]].shape)}")
         for name in others
-        if not table.is_ignored(name)
+        if not any(re.fullmatch(pattern, name) for pattern in table.ignored_patterns)
     ]
     for target in targets:
         names = [
-            file_names[table.canonical_name(name)]
+            file_names[_canonical_name(table, name)]
             for name in target.alternative_names
-            if table.canonical_name(name) in file_names
+            if _canonical_name(table, name) in file_names
         ]
         problems += target.find_problems_with_kind({name: tensors[name] for name in names})
     if problems:
         raise WeightsError(_summarize_problems_by_kind(problems, max_listed))
     with torch.no_grad():
         for target in targets:
-            canonical = (table.canonical_name(name) for name in target.alternative_names)
+            canonical = (_canonical_name(table, name) for name in target.alternative_names)
             target.load(tensors[next(file_names[name] for name in canonical if name in file_names)])
     return [file_names[name] for name in others]
 
@@ -163,11 +164,20 @@ def _file_names_by_canonical_name(tensors: Mapping[str, Tensor], table: NameTabl
     """Return a map from canonical tensor names to the names in the file."""
     file_names: dict[str, str] = {}
     for name in tensors:
-        canonical = table.canonical_name(name)
+        canonical = _canonical_name(table, name)
         if canonical in file_names:
             raise WeightsError(f"the file contains the same tensor twice: {file_names[canonical]} and {name}")
         file_names[canonical] = name
     return file_names
+
+
+def _canonical_name(table: NameTable, name: str) -> str:
+    """Return a tensor name without the prefix and with the current suffix."""
+    name = name.removeprefix(table.prefix)
+    for legacy, current in table.legacy_suffixes.items():
+        if name.endswith(legacy):
+            return name.removesuffix(legacy) + current
+    return name
 
 
 def _summarize_problems_by_kind(problems: list[tuple[str, str]], max_listed: int) -> str:
