@@ -227,7 +227,7 @@ def test_the_objective_is_created_and_the_step_runs_with_the_modules_of_the_back
 
 
 def test_a_named_backend_that_does_not_support_the_model_is_rejected(run):
-    with pytest.raises(InputError, match=r"--backend cuda: requires a model on an NVIDIA GPU"):
+    with pytest.raises(InputError, match=r"--backend cuda: the model is on cpu, not on an NVIDIA GPU"):
         build_cpu_trainer(run(), backend="cuda")
     with pytest.raises(InputError, match=r"--backend cpu: requires a weight matrix with at least 131,072 elements"):
         build_cpu_trainer(run("other"), backend="cpu")
