@@ -1,20 +1,24 @@
 """Tests that all training steps agree with the eager one, with a stand-in for the capture on CPUs."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from qkv.accel.swap import ModuleSwap, share_attributes
 from qkv.choices import BackendName, OptimizerKind
 from qkv.config import TrainingConfig
 from qkv.engines import CUDAGraphStep
 from qkv.errors import InputError, TrainingError
 from qkv.models import GPT
+from qkv.nn import Block
 from qkv.training import Trainer, open_run
 from qkv.training.cuda_step import AsyncStep, CapturedStep, can_capture, pin_batch
 from qkv.training.objectives import LossOutput, SplitObjective
 from qkv.training.optimizer import set_learning_rate
 from qkv.training.step import EagerStep, StepError, StepResult, TrainStep, build_train_step
+from tests.training import translation_runs
 from tests.training.runs import build_cpu_trainer, checkpoint_contents, logged_metrics, train_until_signal
 
 SPLIT = SplitObjective(to_device=lambda batch: (batch,), loss=LossOutput)
@@ -231,3 +235,31 @@ def test_a_named_backend_that_does_not_support_the_model_is_rejected(run):
         build_cpu_trainer(run(), backend="cuda")
     with pytest.raises(InputError, match=r"--backend cpu: requires a weight matrix with at least 131,072 elements"):
         build_cpu_trainer(run("other"), backend="cpu")
+
+
+def test_blocks_are_compiled_with_the_faster_modules(tmp_path, monkeypatch):
+    classes = []
+
+    class FasterBlock(Block):
+        def forward(self, x, **options):
+            classes.append(type(self))
+            return super().forward(x, **options)
+
+    def replace_blocks(model, _mode):
+        return ModuleSwap(
+            model, lambda module: share_attributes(module, FasterBlock) if type(module) is Block else None
+        )
+
+    prepared = translation_runs.prepare_small_run(tmp_path / "run", translation_runs.recipe("seq2seq", compile=True))
+    monkeypatch.setattr("qkv.training.step.accelerated", replace_blocks)
+    monkeypatch.setattr(
+        "qkv.training.step.select_training_backend",
+        lambda _model, _config, _name: SimpleNamespace(name=BackendName.CPU),
+    )
+    # Without real compilation, `Module.compile` still calls the module that it was called on.
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
+    trainer = build_cpu_trainer(prepared)
+    trainer.train_step(trainer.data.batch(0), 0, learning_rate=0.1)
+    n_blocks = sum(isinstance(module, Block) for module in trainer.model.modules())
+    n_micro_batches = len(list(trainer.data.batch(0).split(trainer.config.micro_batch_size)))
+    assert classes == [FasterBlock] * n_blocks * n_micro_batches

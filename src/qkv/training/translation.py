@@ -227,6 +227,7 @@ def _compile_blocks(model: Seq2Seq | RNNSeq2Seq) -> None:
     All blocks of the same kind share the compiled code, and dynamic shapes cover all batches. Compilation therefore
     takes seconds, whereas compiling the full model at once would take minutes.
     """
+    # `build_train_step` creates the objective with the faster modules in place, so it is those that are compiled.
     for block in model.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)
