@@ -6,8 +6,7 @@ import pytest
 
 from qkv.config import GPTConfig, preset
 from qkv.cost import KernelLaunch, MatMul, Phase, Precision, Workload, estimate
-from qkv.cost.devices import DEVICES, find_device
-from qkv.cost.estimate import RooflineBound, roofline_bound
+from qkv.cost.devices import DEVICES, RooflineBound, find_device, roofline_bound
 from qkv.errors import InputError
 
 CONFIG = GPTConfig(vocab_size=101, context_length=64, d_model=24, n_heads=3, n_layers=2)

@@ -237,7 +237,7 @@ def _bound_and_predicted_times(
     estimate: "Estimate", device: "DeviceSpec | None", calibration: "Calibration | None", backend: BackendName
 ) -> dict[str, Any]:
     """Compute the roofline bound if a device is given, and the predicted time if there is a calibration."""
-    from qkv.cost.estimate import roofline_bound
+    from qkv.cost.devices import roofline_bound
     from qkv.cost.prediction import predict_time
 
     times: dict[str, Any] = {}

@@ -1,9 +1,12 @@
-"""Published peak FLOP/s, memory bandwidth and memory size of common devices, with sources."""
+"""Published peak FLOP/s, memory bandwidth and memory size of common devices, and the time bound that they imply."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from qkv.config.base import did_you_mean_suffix
-from qkv.cost.workload import DeviceType, Mode, Precision
+from qkv.cost.estimate import Estimate
+from qkv.cost.kernel_launch import KernelLaunch
+from qkv.cost.workload import DeviceType, Mode, Precision, Workload
 from qkv.errors import InputError
 
 _TERA, _GIGA = 1e12, 1e9
@@ -144,3 +147,48 @@ def find_device(name: str) -> DeviceSpec:
             f"unknown device '{name}'{did_you_mean_suffix(key, list(DEVICES))}; must be one of {', '.join(DEVICES)}"
         )
     return DEVICES[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineBound:
+    """A lower bound on the time of a step: the sum over kernels of max(FLOPs / peak, bytes / bandwidth)."""
+
+    device: DeviceSpec
+    workload: Workload
+    launches: tuple[KernelLaunch, ...]
+
+    def kernel_seconds(self, launch: KernelLaunch) -> float:
+        """Return the minimum time of a kernel in seconds, summed over all its runs.
+
+        The fused attention kernel skips masked pairs, so only its useful FLOPs count. Other kernels compute all pairs.
+        """
+        is_fused = len(launch.matmuls) > 1
+        flops = launch.useful_flops if is_fused else launch.flops
+        return max(flops / self.device.peak_flops(self.workload.dtype), launch.n_bytes / self.device.bandwidth)
+
+    def bound_by(self, launch: KernelLaunch) -> str:
+        """Return the resource that limits a kernel on this device: `compute` or `memory`."""
+        return launch.bound_by(peak=self.device.peak_flops(self.workload.dtype), bandwidth=self.device.bandwidth)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.kernel_seconds(launch) for launch in self.launches)
+
+    @property
+    def compute_bound_fraction(self) -> float:
+        """Fraction of the time spent in compute-bound kernels."""
+        compute_bound = [launch for launch in self.launches if self.bound_by(launch) == "compute"]
+        return sum(self.kernel_seconds(launch) for launch in compute_bound) / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device.name,
+            "seconds": self.seconds,
+            "compute_bound_fraction": self.compute_bound_fraction,
+        }
+
+
+def roofline_bound(estimate: Estimate, device: DeviceSpec) -> RooflineBound:
+    """Compute a lower bound on the time of an estimated step on the given device."""
+    launches = tuple(launch for launch in estimate.launches if launch.flops or launch.n_bytes)
+    return RooflineBound(device=device, workload=estimate.workload, launches=launches)

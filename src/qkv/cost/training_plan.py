@@ -5,8 +5,8 @@ from math import log
 from typing import Any
 
 from qkv.config import GPTConfig, ModelConfig
-from qkv.cost.devices import DeviceSpec
-from qkv.cost.estimate import Estimate, estimate_workload, roofline_bound
+from qkv.cost.devices import DeviceSpec, roofline_bound
+from qkv.cost.estimate import Estimate, estimate_workload
 from qkv.cost.workload import MAX_SIZE, Mode, Sharding, Workload
 from qkv.errors import InputError
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from qkv.config import BERTConfig, RNNConfig
 from qkv.cost import Estimate, Precision, Workload, cache_bytes, list_operations
-from qkv.cost.devices import DeviceSpec
-from qkv.cost.estimate import RooflineBound, roofline_bound
+from qkv.cost.devices import DeviceSpec, RooflineBound, roofline_bound
 from qkv.cost.explanation import attention_crossover, compare_attention_with_rnn_costs
 from qkv.cost.operation import LOSS
 from qkv.inspection.figures import new_figure

@@ -6,8 +6,8 @@ from qkv.choices import AttentionKernel
 from qkv.config import PRESETS, BERTConfig, GPTConfig, ModelConfig, preset
 from qkv.cost import DeviceType, Estimate, Mode, Precision, Workload, cache_bytes
 from qkv.cost.calibration import Calibration, find_newest_calibration
-from qkv.cost.devices import DEVICES, DeviceSpec, find_device
-from qkv.cost.estimate import estimate_workload, roofline_bound
+from qkv.cost.devices import DEVICES, DeviceSpec, find_device, roofline_bound
+from qkv.cost.estimate import estimate_workload
 from qkv.cost.lecture_tables import lecture_errata, lecture_tables
 from qkv.cost.prediction import predict_time
 from qkv.serving.schemas import CostRequest

@@ -14,8 +14,8 @@ from qkv.choices import BackendName
 from qkv.config import SamplingConfig
 from qkv.cost import DeviceType, Mode, Precision, Workload
 from qkv.cost.calibration import Calibration, find_newest_calibration
-from qkv.cost.devices import find_device
-from qkv.cost.estimate import estimate_workload, roofline_bound
+from qkv.cost.devices import find_device, roofline_bound
+from qkv.cost.estimate import estimate_workload
 from qkv.cost.prediction import predict_time
 from qkv.errors import AttentionEdgeNotReachedError, InputError
 from qkv.generation import (

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, record_function
 
 from qkv.choices import ProfileCategory
 from qkv.cost import Precision
-from qkv.cost.devices import DeviceSpec
-from qkv.cost.estimate import Estimate, roofline_bound
+from qkv.cost.devices import DeviceSpec, roofline_bound
+from qkv.cost.estimate import Estimate
 from qkv.cost.kernel_launch import KernelLaunch
 from qkv.cost.operation import Phase
 from qkv.data.file_io import convert_os_errors_to_disk_error
