@@ -34,8 +34,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.results import Report, write_files
-from qkv.data.pair_files import PairFile
-from qkv.data.pair_split import Pair
+from qkv.data.pair_files import Pair, PairFile
 from qkv.errors import InputError
 from qkv.inspection.figures import new_figure
 from qkv.tasks import Translator, load_as, translator

@@ -2,7 +2,7 @@
 
 import json
 
-from qkv.data.pair_split import normalize_sentence
+from qkv.data.pair_files import normalize_sentence
 from tests.cli.answers import assert_error
 from tests.cli.test_train import command  # noqa: F401 - a fixture
 from tests.data.pair_corpus import reversed_pairs, write_tsv

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.data import documents, parse_text_sources, read_documents
-from qkv.data.documents import read_chunks
-from qkv.data.text_sources import TextSource, open_raw_and_decompressed
+from qkv.data.documents import TextSource, open_raw_and_decompressed, read_chunks
 from qkv.errors import InputError, MissingExtraError
 from qkv.text import MAX_CHUNK_CHARACTERS, split_into_chunks
 

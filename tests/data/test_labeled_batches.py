@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.labeled_batches import ConcatenatedEncodings, LengthGroupedLabeledBatches
+from qkv.data.labeled_texts import ConcatenatedEncodings, LengthGroupedLabeledBatches
 from qkv.text import Encoding
 
 

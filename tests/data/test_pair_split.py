@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.pair_split import connected_components, leakage, normalize_sentence, split_pairs
+from qkv.data.pair_files import connected_components, leakage, normalize_sentence, split_pairs
 from qkv.errors import InputError
 from tests.data.pair_corpus import reversed_pairs
 

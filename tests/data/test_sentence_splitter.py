@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from qkv.choices import TokenizerKind
 from qkv.data import TokenStore
 from qkv.data.documents import DocumentChunk
-from qkv.data.sentence_splitter import encode_chunks_with_sentence_ends, split_sentences
+from qkv.data.sentence_splitter import split_sentences
 from qkv.data.sentence_store import SENTENCES_FILE, SentenceStore, prepare_sentence_store
+from qkv.data.token_store_writer import encode_chunks_with_sentence_ends
 from qkv.errors import DiskError, InputError
 from qkv.text import train_tokenizer
 from tests.data.sentence_stores import N_DOCUMENTS, N_SENTENCES, document, sentence, small_store, store_of, tokenizer

@@ -84,8 +84,8 @@ def prepare(
       qkv data prepare stories/ reviews.jsonl --out store --tokenizer my-tokenizer --workers 8
     """
     from qkv.data import is_unfinished, prepare_store
+    from qkv.data.documents import parse_text_sources
     from qkv.data.sentence_store import prepare_sentence_store
-    from qkv.data.text_sources import parse_text_sources
 
     parse_text_sources(files)
     if is_unfinished(out):

@@ -44,8 +44,7 @@ def split(
     """
     from qkv.cli.tokenizer import check_output_folder
     from qkv.data.file_io import convert_os_errors_to_disk_error, write_atomically
-    from qkv.data.pair_files import PairFile
-    from qkv.data.pair_split import leakage, split_pairs
+    from qkv.data.pair_files import PairFile, leakage, split_pairs
 
     check_output_folder(out)
     all_pairs = [pair for file in files for pair in PairFile(source=file).read()]

@@ -150,8 +150,7 @@ def iter_file_or_stdin_lines(path: str) -> Iterator[str]:
 
     `-` stands for standard input. Compressed files are decompressed. An empty file raises `InputError`.
     """
-    from qkv.data.documents import read_utf8_lines
-    from qkv.data.text_sources import STANDARD_INPUT, open_raw_and_decompressed, parse_single_file_source
+    from qkv.data.documents import STANDARD_INPUT, open_raw_and_decompressed, parse_single_file_source, read_utf8_lines
 
     name = "standard input" if path == STANDARD_INPUT else path
     empty = True

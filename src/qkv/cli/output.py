@@ -20,6 +20,29 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
+TERMINAL_WIDTH = 100
+"""Maximum number of characters per line in wrapped text."""
+ProfileOption = Annotated[
+    bool,
+    typer.Option(
+        "--profile", help="Print the time spent in each category of operations, and compare it with the roofline bound."
+    ),
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.json",
+        help="Write a Chrome trace of all operator calls, which can be opened at ui.perfetto.dev. Implies --profile.",
+    ),
+]
+FASTER_THAN_BOUND = "—"
+_FASTER_THAN_BOUND_NOTE = (
+    f"{FASTER_THAN_BOUND}: faster than the bound, which assumes that all data is read from main memory. Some of the "
+    "data was read from a cache, or some of the work is counted under matrix products (such as the attention of a "
+    "single token)."
+)
+
+
 def print_status(message: str) -> None:
     """Print a one-line message to standard error, prefixed with `qkv:`."""
     print(f"qkv: {message}", file=sys.stderr)
@@ -58,10 +81,6 @@ def track_progress(items: Iterable[Item], label: str) -> Iterator[Item]:
             update(i, 0)
 
 
-TERMINAL_WIDTH = 100
-"""Maximum number of characters per line in wrapped text."""
-
-
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, n_left_aligned: int = 1) -> list[str]:
     """Format a header and rows as aligned lines.
 
@@ -75,28 +94,6 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, n_left
         ).rstrip()
         for row in (header, *rows)
     ]
-
-
-ProfileOption = Annotated[
-    bool,
-    typer.Option(
-        "--profile", help="Print the time spent in each category of operations, and compare it with the roofline bound."
-    ),
-]
-TraceOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.json",
-        help="Write a Chrome trace of all operator calls, which can be opened at ui.perfetto.dev. Implies --profile.",
-    ),
-]
-
-FASTER_THAN_BOUND = "—"
-_FASTER_THAN_BOUND_NOTE = (
-    f"{FASTER_THAN_BOUND}: faster than the bound, which assumes that all data is read from main memory. Some of the "
-    "data was read from a cache, or some of the work is counted under matrix products (such as the attention of a "
-    "single token)."
-)
 
 
 def check_trace_path(path: Path) -> None:

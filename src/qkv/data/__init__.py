@@ -3,10 +3,8 @@
 The names exported here do not require torch, but the batch modules do.
 """
 
-from qkv.data.documents import read_documents, read_text_chunks
-from qkv.data.keyed_random import Permutation
-from qkv.data.prefetch import prefetch
-from qkv.data.text_sources import parse_text_sources
+from qkv.data.batching import Permutation, prefetch
+from qkv.data.documents import parse_text_sources, read_documents, read_text_chunks
 from qkv.data.token_store import TokenSource, TokenStore, TokenStoreSlice
 from qkv.data.token_store_writer import is_unfinished, prepare_store
 

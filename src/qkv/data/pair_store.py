@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.config.base import Config
+from qkv.data.documents import ProgressCallback
 from qkv.data.file_io import convert_os_errors_to_disk_error, read_json_object, write_atomically
-from qkv.data.pair_split import Pair
-from qkv.data.text_sources import ProgressCallback
+from qkv.data.pair_files import Pair
 from qkv.data.token_store import INDEX_FILE, NonNegativeInt, TokenStore
 from qkv.data.token_store_writer import is_unfinished, prepare_store
 from qkv.errors import ConfigError, InputError

@@ -7,12 +7,6 @@ prediction.
 """
 
 import re
-from collections.abc import Sequence
-from itertools import chain, islice
-
-from qkv.data.documents import DocumentChunk
-from qkv.data.shard_writer import EncodedChunks, pack_encoded_chunks
-from qkv.text import Tokenizer
 
 _END = re.compile(r"(?P<mark>[.!?…]+)[\"'”’»)\]]*\s+|[。！？]+[」』”’]*\s*|\n[^\S\n]*\n\s*")
 _LAST_WORD = re.compile(r"[^\W_][\w.]*$")
@@ -45,21 +39,3 @@ def _is_sentence_end(text: str, match: re.Match[str]) -> bool:
     before = match.start()
     word = _LAST_WORD.search(text, max(0, before - _MAX_ABBREVIATION_LENGTH), before)
     return word is None or not _ABBREVIATION.fullmatch(word[0])
-
-
-def encode_chunks_with_sentence_ends(
-    tokenizer: Tokenizer, chunks: Sequence[DocumentChunk], *, end_id: int, dtype: str
-) -> EncodedChunks:
-    """Encode document chunks, adding `end_id` after each sentence.
-
-    There is no `end_id` between the chunks of a document because the boundary may be within a sentence.
-    """
-    split = [split_sentences(chunk.text) for chunk in chunks]
-    encoded = iter(tokenizer.encode_batch([*chain.from_iterable(split)], add_special_tokens=False))
-    rows: list[list[int]] = []
-    for sentences, chunk in zip(split, chunks, strict=True):
-        ids = [number for row in islice(encoded, len(sentences)) if row for number in (*row, end_id)]
-        if not chunk.is_last:
-            ids = ids[:-1]
-        rows.append(ids or [end_id] * chunk.is_last)
-    return pack_encoded_chunks(rows, chunks, dtype=dtype)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from qkv.choices import BackendName
 from qkv.config import Recipe, load_recipe
-from qkv.data.text_sources import ProgressCallback
+from qkv.data.documents import ProgressCallback
 from qkv.errors import InputError, RunError
 from qkv.models import Model
 from qkv.tasks.loader import load_pretrained, resolve_device

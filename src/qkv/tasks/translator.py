@@ -8,7 +8,7 @@ from typing import overload
 
 from qkv.choices import BackendName, SpecialToken
 from qkv.config import BeamConfig
-from qkv.data.length_batches import batch_by_length
+from qkv.data.batching import batch_by_length
 from qkv.engines import decode_engine
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import FinishReason, Hypothesis

@@ -16,6 +16,13 @@ UNIGRAM = 1
 """Value of `model_type` for unigram models. BPE models have the value 2."""
 
 
+SPACE_SYMBOL = "▁"
+END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
+UNUSED_SCORE = -1e6
+"""Score for ids without a piece in the file. These ids are never used because the score is far below any sum of log p.
+"""
+
+
 class SentencePieceTokenKind(IntEnum):
     """Kind of a SentencePiece piece. The enum values match sentencepiece_model.proto."""
 
@@ -138,13 +145,6 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
             return number, offset
         if shift > 63:
             raise ValueError(f"byte {offset}: a varint exceeds 64 bits")
-
-
-SPACE_SYMBOL = "▁"
-END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
-UNUSED_SCORE = -1e6
-"""Score for ids without a piece in the file. These ids are never used because the score is far below any sum of log p.
-"""
 
 
 def build_unigram_sentencepiece_backend(

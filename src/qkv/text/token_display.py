@@ -10,6 +10,8 @@ from itertools import accumulate
 from qkv.choices import SpecialToken
 from qkv.text.tokenizer import StreamingDecoder, Tokenizer
 
+Span = tuple[int, int]
+
 
 def token_text_or_vocabulary_name(tokenizer: Tokenizer, token_id: int) -> str:
     """Return the text of a token, including any leading space.
@@ -39,9 +41,6 @@ def _decodable_text(tokenizer: Tokenizer, token_id: int) -> str | None:
 def _vocabulary_name(tokenizer: Tokenizer, token_id: int) -> str:
     token = tokenizer.id_to_token(token_id) if token_id < tokenizer.vocab_size else ""
     return token or f"<id {token_id}>"
-
-
-Span = tuple[int, int]
 
 
 def token_byte_spans(

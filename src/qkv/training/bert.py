@@ -11,9 +11,9 @@ from torch import Tensor
 
 from qkv.choices import Precision, SpecialTokenStyle
 from qkv.config import MaskingConfig, Recipe, TrainingConfig
+from qkv.data.documents import ProgressCallback
 from qkv.data.masked_batches import MaskedBatch, MaskedBatches
 from qkv.data.sentence_store import SentenceStore, prepare_sentence_store
-from qkv.data.text_sources import ProgressCallback
 from qkv.errors import ConfigError
 from qkv.models import BERT, Model
 from qkv.nn.embedding import check_ids_shape_dtype_range

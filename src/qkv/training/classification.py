@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from qkv.choices import Precision, ProblemType
 from qkv.config import TrainingConfig
-from qkv.data.labeled_batches import LabeledBatch
+from qkv.data.labeled_texts import LabeledBatch
 from qkv.models import BERT
 from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory
 

@@ -7,10 +7,16 @@ from pathlib import Path
 from qkv.choices import SpecialTokenStyle
 from qkv.config import PairsConfig, Recipe
 from qkv.data import TokenSource, TokenStore, is_unfinished, parse_text_sources, prepare_store, read_text_chunks
-from qkv.data.pair_files import EmptyUnevenDuplicatePairFilter, PairFile, check_languages_not_swapped, take_sample
-from qkv.data.pair_split import Pair, split_pairs
+from qkv.data.documents import ProgressCallback
+from qkv.data.pair_files import (
+    EmptyUnevenDuplicatePairFilter,
+    Pair,
+    PairFile,
+    check_languages_not_swapped,
+    split_pairs,
+    take_sample,
+)
 from qkv.data.pair_store import SIDES, TEXTS_FILE, iterate_pair_texts, write_pair_texts_and_counts
-from qkv.data.text_sources import ProgressCallback
 from qkv.data.token_store import INDEX_FILE
 from qkv.errors import ConfigError, InputError
 from qkv.text import Tokenizer, load_tokenizer, train_tokenizer

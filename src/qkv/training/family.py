@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from qkv.config import Recipe, TrainingConfig
-from qkv.data.text_sources import ProgressCallback
+from qkv.data.documents import ProgressCallback
 from qkv.models import Model
 from qkv.text import Tokenizer
 from qkv.training.objectives import Objective, TrainingBatch

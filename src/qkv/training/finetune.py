@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qkv.choices import BackendName, ProblemType, ScheduleKind
 from qkv.config import FinetuningConfig, TrainingConfig
 from qkv.data.file_io import write_atomically
-from qkv.data.labeled_batches import ConcatenatedEncodings, LengthGroupedLabeledBatches, Targets
+from qkv.data.labeled_texts import ConcatenatedEncodings, LengthGroupedLabeledBatches, Targets
 from qkv.errors import ConfigError, RunError
 from qkv.models import BERT
 from qkv.text import Encoding, Tokenizer, tokenizer_files

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.choices import ProblemType, SpecialToken
 from qkv.config import FinetuningConfig
-from qkv.data.keyed_random import Permutation
+from qkv.data.batching import Permutation
 from qkv.data.labeled_texts import ColumnNames, LabeledTexts, read_labeled_texts
 from qkv.errors import ContextLengthError, InputError
 from qkv.text import Encoding, Tokenizer, encode_texts, encode_truncated
