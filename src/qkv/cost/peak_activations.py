@@ -79,12 +79,12 @@ def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[Save
     x = stack.n_rows * stack.config.d_model
     is_pre_norm = stack.config.norm_position is NormPosition.PRE
     inputs = SavedTensors(fp32_elements=min(2, stack.n_layers) * x) + _shared_position_and_mask_tensors(stack)
-    residual_add = SavedTensors(fp32_elements=x, elements=x)
+    residual_adds = [SavedTensors(fp32_elements=x, elements=x)]
     if not is_pre_norm:
-        residual_add = residual_add + _live_post_norm_tensors(stack, x)
+        residual_adds.append(SavedTensors(fp32_elements=x) + _live_post_norm_tensors(stack, x))
     normed = SavedTensors(fp32_elements=x) if is_pre_norm else NO_SAVED_TENSORS
     peaks = [inputs + normed + live for live in _attention_peak_candidates(stack, "attention", fills_cache=fills_cache)]
-    peaks.append(inputs + residual_add)
+    peaks += [inputs + live for live in residual_adds]
     after_attention = inputs + SavedTensors(fp32_elements=x)
     if stack.n_source is not None:
         cross_attention = _attention_peak_candidates(stack, "cross_attention", fills_cache=fills_cache)
@@ -95,7 +95,7 @@ def _block_peak_candidates(stack: BlockStack, *, fills_cache: bool) -> list[Save
         *peaks,
         after_attention + normed + activation,
         after_attention + normed + SavedTensors(elements=hidden + x),
-        after_attention + residual_add,
+        *(after_attention + live for live in residual_adds),
     ]
 
 
@@ -130,7 +130,7 @@ def _mask_and_bias_setup_peak(stack: BlockStack) -> SavedTensors:
 
 
 def _live_post_norm_tensors(stack: BlockStack, residual_elements: int) -> SavedTensors:
-    """Return the live tensors of a post-norm, which runs while both summands are live.
+    """Return the live tensors of a post-norm in addition to its input.
 
     On a CPU, RMSNorm makes an additional copy.
     """
@@ -165,24 +165,23 @@ def _attention_peak_candidates(stack: BlockStack, sublayer: str, *, fills_cache:
     n_new = 0 if fills_cache and not is_self else stack.batch_size * (stack.n_queries if is_self else m)
     key, value = (n_new * config.n_kv_heads * width for width in (config.d_head, config.d_value))
     is_rotated = is_self and config.positions is PositionKind.ROTARY
-    queries = query * (2 if is_rotated else 1)
     keys_and_values = 0 if fills_cache else key + value
     results = rows * config.n_heads * config.d_value
     peaks = [
-        SavedTensors(elements=queries + key + value),
-        SavedTensors(elements=queries + keys_and_values)
+        SavedTensors(elements=query + key + value),
+        SavedTensors(elements=query + keys_and_values)
         + _live_attention_core_tensors(stack, m, output_elements=results, is_self=is_self),
     ]
     if is_rotated:
-        rotating_queries = (1 + ROTARY_COPIES) * query
-        rotating_keys = queries + value + (1 + ROTARY_COPIES) * key
+        rotating_queries = (1 + ROTARY_COPIES) * query + key + value
+        rotating_keys = 2 * query + value + (1 + ROTARY_COPIES) * key
         peaks.append(SavedTensors(elements=max(rotating_queries, rotating_keys)))
     # Concatenating the heads requires a copy, except that the output of the fused kernel can be viewed.
     is_view = config.head_combination is HeadCombination.SPLIT and stack.kernel is AttentionKernel.FUSED
     is_view = is_view and not (is_self and _needs_dense_mask(stack))
     joined = 0 if is_view else results if config.head_combination is HeadCombination.SPLIT else rows * config.d_value
     projected = rows * config.d_model if config.output_projection else 0
-    return [*peaks, SavedTensors(elements=queries + keys_and_values + results + joined + projected)]
+    return [*peaks, SavedTensors(elements=query + keys_and_values + results + joined + projected)]
 
 
 def _live_attention_core_tensors(
@@ -207,8 +206,7 @@ def _live_attention_core_tensors(
     # With a dense mask, the results are copied to zero the rows that attend to nothing. The mask is merged into the
     # bias, or converted to numbers by the kernel. The window mask itself is counted with the shared tensors.
     if config.positions in SCORE_BIAS_POSITIONS:
-        mask = pairs if config.sliding_window is None else 0
-        return SavedTensors(elements=2 * output_elements, fp32_elements=config.n_heads * pairs, raw_bytes=mask)
+        return SavedTensors(elements=2 * output_elements, fp32_elements=config.n_heads * pairs, raw_bytes=pairs)
     return SavedTensors(elements=output_elements + max(output_elements, pairs), raw_bytes=pairs)
 
 
