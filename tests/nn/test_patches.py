@@ -5,7 +5,7 @@ import torch
 
 from qkv.data.patches import split_into_patches
 from qkv.errors import InputError, ShapeError
-from qkv.nn.embedding import check_patches_shape_and_dtype
+from qkv.nn import PatchProjection
 
 
 def test_each_patch_holds_its_own_square_row_by_row_from_the_top_left():
@@ -25,4 +25,4 @@ def test_an_image_that_is_not_divisible_into_patches_is_rejected():
 
 def test_integer_patches_are_rejected():
     with pytest.raises(InputError, match=r"patches\b.*torch\.uint8"):
-        check_patches_shape_and_dtype(torch.ones(3, 5, 13, dtype=torch.uint8), 13)
+        PatchProjection(13, 7).check(torch.ones(3, 5, 13, dtype=torch.uint8))

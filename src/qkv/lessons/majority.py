@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.nn import Attention, HeadConfig, LayerNorm, TokenEmbedding, init_weights
+from qkv.models.stack import init_weights
+from qkv.nn import Attention, HeadConfig, LayerNorm, TokenEmbedding
 from qkv.tensors import Ids, Logits
 
 N_CLASSES, D, N = 10, 8, 31

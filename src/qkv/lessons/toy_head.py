@@ -5,7 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.nn import CAUSAL, Attention, HeadConfig, init_weights
+from qkv.models.stack import init_weights
+from qkv.nn import CAUSAL, Attention, HeadConfig
 from qkv.nn.positions import LearnedPositions
 from qkv.tensors import Logits, Residual
 

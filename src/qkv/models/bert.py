@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from qkv.choices import PoolerActivation
 from qkv.config import BERTConfig
 from qkv.errors import ConfigError
-from qkv.models.build import build_norm, build_unembedding
-from qkv.models.stack import Stack
-from qkv.nn import TokenEmbedding, init_weights
+from qkv.models.stack import Stack, build_norm, build_unembedding, init_weights
+from qkv.nn import TokenEmbedding
 from qkv.nn.feed_forward import activate
 from qkv.tensors import AttentionMask, Ids, Logits, Residual
 

@@ -1,9 +1,8 @@
 """GPT, a decoder-only Transformer language model."""
 
 from qkv.config import GPTConfig
-from qkv.models.build import build_unembedding
-from qkv.models.stack import Stack
-from qkv.nn import KVCache, TokenEmbedding, init_weights
+from qkv.models.stack import Stack, build_unembedding, init_weights
+from qkv.nn import KVCache, TokenEmbedding
 from qkv.tensors import AttentionMask, Ids, Logits
 
 

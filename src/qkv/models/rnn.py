@@ -6,8 +6,8 @@ from torch import nn
 
 from qkv.config import RNNConfig
 from qkv.errors import ShapeError
-from qkv.models.stack import check_attention_mask, check_length, check_rows_multiple_of_sources
-from qkv.nn import Mask, Source, TokenEmbedding, Unembedding, init_weights
+from qkv.models.stack import check_attention_mask, check_length, check_rows_multiple_of_sources, init_weights
+from qkv.nn import Mask, Source, TokenEmbedding, Unembedding
 from qkv.nn.cache import LayerSourceCache
 from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.nn.recurrent import AttentiveDecoder, BidirectionalRecurrentEncoder, State

@@ -3,9 +3,8 @@
 from torch import nn
 
 from qkv.config import Seq2SeqConfig
-from qkv.models.build import build_unembedding
-from qkv.models.stack import Stack, check_rows_multiple_of_sources
-from qkv.nn import KVCache, Mask, PatchProjection, Source, TokenEmbedding, init_weights
+from qkv.models.stack import Stack, build_unembedding, check_rows_multiple_of_sources, init_weights
+from qkv.nn import KVCache, Mask, PatchProjection, Source, TokenEmbedding
 from qkv.tensors import AttentionMask, Ids, Logits, Patches, Residual, SourceAttentionMask, SourceIds
 
 

@@ -1,16 +1,29 @@
 """The stack that all Transformer models share: input embedding, blocks and final norm.
 
-A stack also derives the position ids and the mask from its inputs, and checks them.
+A stack derives the position ids and the mask from its inputs, and checks them. The functions `build_…` build its
+modules from a config; they are the only code that passes settings on to modules. `init_weights` initializes a model.
 """
+
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
 
+from qkv.choices import PositionKind
 from qkv.config import TransformerConfig
 from qkv.errors import ConfigError, ContextLengthError, InputError, ShapeError
-from qkv.models.build import build_blocks, build_embedding, build_head_config, build_norm, build_relative_positions
-from qkv.nn import KVCache, Mask, PatchProjection, Source, Tap, TokenEmbedding
-from qkv.nn.embedding import check_ids_shape_dtype_range, check_patches_shape_and_dtype
+from qkv.nn import Attention, Block, Blocks, FeedForward, HeadConfig, KVCache, Mask, Source, Tap
+from qkv.nn.embedding import InputEmbedding, PatchProjection, TokenEmbedding, Unembedding
+from qkv.nn.norm import Norm, make_norm
+from qkv.nn.positions import (
+    ALiBi,
+    ConcatenatedSinusoidalPositions,
+    LearnedPositions,
+    RelativeBias,
+    RopeScalingRule,
+    RotaryEmbedding,
+    SinusoidalPositions,
+)
 from qkv.tensors import AttentionMask, Ids, Patches, Positions, Residual
 
 
@@ -54,10 +67,7 @@ class Stack(nn.Module):
         if cache is not None and not self.causal:
             raise ConfigError("a cache requires a causal model, but the config has causal=False")
         # These checks precede position_ids_reserving_cache so that invalid input leaves the cache unchanged.
-        if isinstance(self.embedding.token, TokenEmbedding):
-            check_ids_shape_dtype_range(ids, self.embedding.token.weight.shape[0])
-        else:
-            check_patches_shape_and_dtype(ids, self.embedding.token.weight.shape[0])
+        self.embedding.token.check(ids)
         check_length(ids.shape[1], self.context_length, cache)
         positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, documents=documents, cache=cache)
         mask = build_mask(
@@ -180,3 +190,132 @@ def check_length(n: int, context_length: int, cache: KVCache | None = None) -> N
     n_total = n if cache is None else cache.n_filled + n
     if n_total > context_length:
         raise ContextLengthError(f"the input has {n_total} tokens, but the model's context_length is {context_length}")
+
+
+def build_norm(config: TransformerConfig) -> Norm:
+    return make_norm(config.norm, config.d_model, eps=config.norm_eps, bias=config.norm_bias)
+
+
+def build_head_config(config: TransformerConfig) -> HeadConfig:
+    return HeadConfig(
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        d_head=config.d_head,
+        d_value=config.d_value,
+        combination=config.head_combination,
+    )
+
+
+def build_attention(config: TransformerConfig) -> Attention:
+    return Attention(
+        config.d_model,
+        build_head_config(config),
+        bias=config.attention_bias,
+        output_projection=config.output_projection,
+        scale_scores=config.scale_scores,
+        dropout=config.dropout,
+    )
+
+
+def build_blocks(config: TransformerConfig, n_layers: int, *, cross_attention: bool = False) -> Blocks:
+    def build_block() -> Block:
+        return Block(
+            attention=build_attention(config),
+            cross_attention=build_attention(config) if cross_attention else None,
+            feed_forward=FeedForward(
+                config.d_model,
+                config.d_ff,
+                activation=config.activation,
+                gated=config.gated,
+                bias=config.feed_forward_bias,
+            ),
+            norms=[build_norm(config) for _ in range(3 if cross_attention else 2)],
+            norm_position=config.norm_position,
+            dropout=config.dropout,
+        )
+
+    return Blocks([build_block() for _ in range(n_layers)])
+
+
+def build_relative_positions(
+    config: TransformerConfig, *, bidirectional: bool
+) -> RotaryEmbedding | ALiBi | RelativeBias | None:
+    match config.positions:
+        case PositionKind.ROTARY:
+            scaling = None if config.rope_scaling is None else RopeScalingRule(**asdict(config.rope_scaling))
+            return RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=scaling)
+        case PositionKind.ALIBI:
+            return ALiBi(config.n_heads)
+        case PositionKind.RELATIVE:
+            return RelativeBias(
+                config.n_heads,
+                n_buckets=config.relative_buckets,
+                max_distance=config.relative_max_distance,
+                bidirectional=bidirectional,
+            )
+        case _:
+            return None
+
+
+def build_embedding(
+    config: TransformerConfig, tokens: TokenEmbedding | PatchProjection, *, n_segments: int | None = None
+) -> InputEmbedding:
+    match config.positions:
+        case PositionKind.LEARNED:
+            position = LearnedPositions(config.context_length, config.d_model, offset=config.position_offset)
+        case PositionKind.SINUSOIDAL:
+            position = SinusoidalPositions(style=config.sinusoid)
+        case PositionKind.CONCATENATED:
+            position = ConcatenatedSinusoidalPositions(config.d_model, style=config.sinusoid)
+        case _:
+            position = None
+    return InputEmbedding(
+        tokens,
+        position=position,
+        n_segments=n_segments,
+        scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        norm=build_norm(config) if config.embedding_norm else None,
+        dropout=config.dropout,
+    )
+
+
+def build_unembedding(config: TransformerConfig, tokens: TokenEmbedding) -> Unembedding:
+    return Unembedding(
+        config.vocab_size,
+        config.d_model,
+        tied_to=tokens if config.tie_embeddings else None,
+        bias=config.unembedding_bias,
+        scale=config.d_model**-0.5 if config.scale_logits else 1.0,
+    )
+
+
+_INITIALIZED_MODULES = (nn.Linear, nn.Embedding, TokenEmbedding, PatchProjection, Unembedding, nn.GRU, nn.LSTM)
+
+
+def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, seed: int = 0) -> None:
+    """Initialize matrices from a normal distribution with standard deviation `std`, and biases to 0.
+
+    Projections that write to the residual stream use std / √n_residual_writes so that the magnitude of the stream does
+    not grow with depth (GPT-2). Norms keep their initial weight of 1. A model on the meta device is left unchanged.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    initialized: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, _INITIALIZED_MODULES):
+            is_residual_write = name.endswith((".out_proj", ".down_proj"))
+            module_std = std / n_residual_writes**0.5 if is_residual_write else std
+            for parameter_name, parameter in module.named_parameters(recurse=False):
+                # Tied parameters belong to several modules. The first module in module order determines their
+                # initialization.
+                if id(parameter) in initialized:
+                    continue
+                initialized.add(id(parameter))
+                with torch.no_grad():
+                    if parameter_name.startswith("bias"):
+                        parameter.zero_()
+                    else:
+                        # Drawn on the CPU and then copied so that the weights do not depend on the device.
+                        drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+                        parameter.copy_(drawn.normal_(std=module_std, generator=generator))

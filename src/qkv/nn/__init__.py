@@ -5,7 +5,6 @@ from qkv.nn.block import Block, Blocks, Source
 from qkv.nn.cache import KVCache
 from qkv.nn.embedding import InputEmbedding, PatchProjection, TokenEmbedding, Unembedding
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.init import init_weights
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
 from qkv.nn.tap import Tap
@@ -28,7 +27,6 @@ __all__ = [
     "Tap",
     "TokenEmbedding",
     "Unembedding",
-    "init_weights",
     "make_norm",
     "scaled_dot_product_attention",
     "use_attention_kernel",

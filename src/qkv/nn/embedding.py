@@ -19,8 +19,12 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model).normal_())
 
-    def forward(self, ids: Ids) -> Residual:
+    def check(self, ids: Tensor) -> None:
+        """Raise an error if `ids` is not a non-empty batch of ids of the vocabulary."""
         check_ids_shape_dtype_range(ids, self.weight.shape[0])
+
+    def forward(self, ids: Ids) -> Residual:
+        self.check(ids)
         return F.embedding(ids, self.weight)
 
 
@@ -47,17 +51,16 @@ class PatchProjection(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_patch, d_model).normal_())
 
+    def check(self, patches: Tensor) -> None:
+        """Raise an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
+        d_patch, shape = self.weight.shape[0], tuple(patches.shape)
+        if patches.ndim != 3 or patches.shape[2] != d_patch or patches.numel() == 0:
+            raise ShapeError(f"patches must have shape (batch, source, d_patch={d_patch}), not empty, got {shape}")
+        if not patches.is_floating_point():
+            raise InputError(f"patches must have a floating-point dtype, got {patches.dtype}")
+
     def forward(self, patches: Patches) -> Residual:
         return patches @ self.weight
-
-
-def check_patches_shape_and_dtype(patches: Tensor, d_patch: int) -> None:
-    """Raise an error if `patches` is not a non-empty float tensor of shape (batch, source, d_patch)."""
-    if patches.ndim != 3 or patches.shape[2] != d_patch or patches.numel() == 0:
-        shape = tuple(patches.shape)
-        raise ShapeError(f"patches must have shape (batch, source, d_patch={d_patch}) and not be empty, got {shape}")
-    if not patches.is_floating_point():
-        raise InputError(f"patches must have a floating-point dtype, got {patches.dtype}")
 
 
 class InputEmbedding(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 from qkv.config import preset
 from qkv.models import build
-from qkv.nn import init_weights
+from qkv.models.stack import init_weights
 
 FAMILIES = ["gpt-nano", "bert-nano", "transformer-nano", "t5-small", "rnn-nano"]
 
