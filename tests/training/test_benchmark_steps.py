@@ -1,17 +1,19 @@
 """Tests for benchmark steps, timing and calibration with tiny sizes."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from qkv.choices import AttentionKernel
-from qkv.config import BERTConfig, RNNConfig, Seq2SeqConfig, preset
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost import Mode, Precision, Workload
+from qkv.cost.backends import select_backend
 from qkv.cost.prediction import predict_time
-from qkv.training import timer
-from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step
+from qkv.training import reference_steps, timer
+from qkv.training.benchmark_steps import build_random_model, configure_model_and_build_step, measure_backend_step
 from qkv.training.device_calibration import Grid, calibrate
 from qkv.training.launch_overhead import LaunchOverheadBenchmark
 from qkv.training.operation_comparison import compare_operations
@@ -116,7 +118,7 @@ def test_a_calibration_can_predict_every_family(monkeypatch):
     monkeypatch.setattr(
         LaunchOverheadBenchmark, "measure_and_keep_fastest", lambda self: None if self._fastest else measure(self)
     )  # once is enough
-    calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, seconds_per_measurement=1e-5)
+    calibration = calibrate(CPU, Precision.FLOAT32, grid=GRID, with_fast_backend=False, seconds_per_measurement=1e-5)
     assert calibration.kind == "cpu"
     for config in CONFIGS:
         for mode in (Mode.FORWARD, Mode.TRAIN):
@@ -161,3 +163,62 @@ def test_the_minimum_of_several_launch_measurements_counts(monkeypatch):
         monkeypatch.setattr(Timer, "measure_lower_quartile_latency", lambda *_, latency=latency, **__: latency)
         overheads.measure_and_keep_fastest()
     assert {overhead.base for overhead in overheads.overheads().values()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "mode", "backend"),
+    [
+        *((CONFIGS[0], mode, backend) for mode in ("prefill", "decode") for backend in ("cpu", "eager")),
+        (CONFIGS[0], "train", "eager"),
+        (GPTConfig(**{**SMALL, "d_model": 256}, n_layers=1), "train", "cpu"),
+        (BERTConfig(**SMALL, n_layers=1, masked_lm_head=True), "forward", "cpu"),
+        (BERTConfig(**SMALL, n_layers=1, n_classes=3), "forward", "eager"),
+        *(
+            (Seq2SeqConfig(**SMALL, n_encoder_layers=1, n_decoder_layers=1), mode, "cpu")
+            for mode in ("prefill", "decode")
+        ),
+        *((CONFIGS[4], mode, "cpu") for mode in ("prefill", "decode")),
+    ],
+    ids=lambda value: getattr(value, "family", value),
+)
+def test_a_step_is_measured_on_each_backend(config, mode, backend):
+    model = build_random_model(config, CPU, Precision.FLOAT32)
+    work = Workload(batch_size=2, seq_len=9, mode=mode)
+    assert select_backend(config, work, "cpu", backend) == backend
+    assert measure_backend_step(model, work, backend, Timer(CPU, seconds_per_measurement=1e-3), seconds=0.0) > 0
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_the_reference_steps_of_a_cpu_are_measured_with_its_fast_backend(monkeypatch):
+    monkeypatch.setattr(reference_steps, "measure_backend_step", lambda *_, **__: 2.0)
+    grid = replace(reference_steps.CPU, many_layers={64: 2, 256: 2}, decode_batches=(1,), n_tokens=(16,))
+    grid = replace(grid, long_contexts=(128,), long_context_batches=(1,))
+    log = []
+    measured = reference_steps.measure_reference_steps(Timer(CPU), Precision.FLOAT32, log.append, grid=grid)
+    assert list(measured) == ["cpu"]
+    families_and_modes = {(step.family, step.mode.value) for step in measured["cpu"]}
+    assert families_and_modes == {
+        ("gpt", "decode"),
+        ("gpt", "prefill"),
+        ("gpt", "train"),
+        ("bert", "forward"),
+        ("seq2seq", "decode"),
+        ("seq2seq", "prefill"),
+    }
+    assert {step.seconds for step in measured["cpu"]} == {2.0}
+    assert not any("not measured" in line for line in log)
+
+
+def test_a_reference_step_that_fails_is_left_out(monkeypatch):
+    def measure(model, *_, **__):
+        if model.config.n_layers > 1:
+            raise RuntimeError("out of memory")
+        return 1.0
+
+    monkeypatch.setattr(reference_steps, "measure_backend_step", measure)
+    step = reference_steps._unmeasured("gpt", Mode.DECODE, 1, 8, 64, 1)
+    monkeypatch.setattr(reference_steps, "reference_steps", lambda _grid: [step, step.replace(n_layers=2)])
+    log = []
+    measured = reference_steps.measure_reference_steps(Timer(CPU), Precision.FLOAT32, log.append)
+    assert measured == {"cpu": (step,)}
+    assert any("out of memory" in line for line in log)
