@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         help="folder that contains clones of the peers: nanoGPT, joeynmt, gpt-fast",
     )
     parser.add_argument("--baseline", type=Path, help="checkout of qkv to compare with (checkouts)")
+    parser.add_argument("--only", default="", help="run only the workloads that contain this text (checkouts)")
     parser.add_argument(
         "--repeats", type=int, help="number of rounds; the best time is reported (shakespeare-cpu: number of seeds)"
     )

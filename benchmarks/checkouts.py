@@ -28,12 +28,14 @@ class Case:
 
 
 def checkouts(options: BenchmarkOptions) -> Report:
-    """Time both checkouts in turn. `--baseline` is the folder of the other checkout."""
+    """Time both checkouts in turn. `--baseline` is the folder of the other checkout, and `--only` selects workloads."""
     if options.baseline is None or not (options.baseline / "src" / "qkv").is_dir():
         raise SystemExit(f"checkouts requires --baseline DIR with a checkout of qkv, got {options.baseline}")
     load, rows, notes, versions = machine.load_average(), list[list[str]](), list[str](), dict[str, str]()
     on_gpu = options.device == "cuda"
     for case in _gpu_cases(options) if on_gpu else _cpu_cases(options):
+        if options.only not in case.description:
+            continue
         options.log(case.description)
         baseline = replace(case.engine, name="baseline", root=options.baseline.resolve())
         engines = [baseline, replace(case.engine, name="qkv"), *case.peers]

@@ -27,6 +27,8 @@ class BenchmarkOptions:
     device: str = "cpu"
     baseline: Path | None = None
     """Another checkout of qkv to compare with."""
+    only: str = ""
+    """Run only the workloads whose description contains this text."""
     out: Path | None = None
     """Folder in which a benchmark may save intermediate results."""
     dtype: str | None = None
