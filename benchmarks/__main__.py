@@ -70,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             log=_log,
             device=options.device,
             baseline=options.baseline,
+            only=options.only,
             out=None if options.out.suffix == ".md" else options.out,
             dtype=options.dtype,
             refit=options.refit,
