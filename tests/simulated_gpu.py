@@ -123,6 +123,7 @@ def _compute_on_cpu(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def simulated_gpu() -> Iterator[None]:
     """Make `--device cuda` select the simulated GPU."""
     with (
+        mock.patch("qkv.utils.resolve_device", return_value=GPU),
         mock.patch("qkv.tasks.loader.resolve_device", return_value=GPU),
         mock.patch("qkv.tasks.verification.resolve_device", return_value=GPU),
         _FactoryMode(),

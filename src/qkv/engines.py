@@ -21,7 +21,7 @@ from qkv.accel.int8 import check_int8_supported, quantize_linears_to_int8
 from qkv.accel.swap import ModuleSwap
 from qkv.choices import BackendName
 from qkv.config import TrainingConfig
-from qkv.data.batching import batch_by_length
+from qkv.data.sampler import batch_by_length
 from qkv.errors import InputError
 from qkv.generation.decode_engine import DecodeEngine, TokenLists, eager_engine, right_pad_sequences
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq

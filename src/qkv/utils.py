@@ -7,6 +7,27 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from qkv.errors import InputError
+
+DEVICE_NAMES = ("cpu", "cuda", "auto")
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
+
+    If a GPU is requested but not available, this function raises an error instead of silently using the CPU.
+    """
+    if name not in DEVICE_NAMES:
+        raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        cuda_version = torch.version.cuda
+        reason = (
+            "was built without CUDA" if cuda_version is None else f"was built with CUDA {cuda_version} but found no GPU"
+        )
+        raise InputError(f"--device cuda: PyTorch {torch.__version__} {reason}; use --device cpu instead")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
 
 def first_out_of_range(indices: Tensor, n: int) -> int | None:
     """Return an index outside 0 … n − 1, or `None` if there is none or if the values cannot be read cheaply.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkv.cli.training_progress import TrainingProgressDisplay
+from qkv.cli.training_run import TrainingProgressDisplay
 from qkv.config import preset
 from qkv.cost import estimate_run
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data.batching import Permutation, keyed_integer
+from qkv.data.sampler import Permutation, keyed_integer
 from qkv.errors import ConfigError
 
 

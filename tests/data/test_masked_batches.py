@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from qkv.choices import SpecialToken, SpecialTokenStyle, TokenizerKind
 from qkv.config.recipe import MaskingConfig
 from qkv.data import prefetch
-from qkv.data.batching import keyed_uint64, keyed_uniform
 from qkv.data.masked_batches import TokenMasker
+from qkv.data.sampler import keyed_uint64, keyed_uniform
 from qkv.data.sentence_store import SentenceStore
 from qkv.errors import ConfigError, InputError
 from qkv.text import train_tokenizer

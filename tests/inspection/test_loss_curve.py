@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qkv.errors import InputError
-from qkv.inspection.loss_curve import plot_loss_curve
+from qkv.inspection.figures import plot_loss_curve
 
 
 def test_steps_and_evaluations_are_plotted(tmp_path):

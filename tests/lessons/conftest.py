@@ -6,6 +6,9 @@ import pytest
 from matplotlib import image
 
 from qkv import lessons
+from tests.nn.conftest import unchecked
+
+__all__ = ["LessonOutput", "unchecked"]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.cost.kernel_launch import ParametersByOptimizer, split_device_parameters_by_optimizer
 from qkv.cost.memory import _kv_width
 from qkv.cost.operation import Operation
-from qkv.data.batching import rank_row_range
 from qkv.data.masked_batches import TokenMasker
 from qkv.data.pair_files import connected_components
+from qkv.data.sampler import rank_row_range
 from qkv.data.token_batches import TokenBatch, _split_inputs_and_targets
 from qkv.generation.beam import _SequenceBeams
 from qkv.generation.decode_engine import GPTDecodeEngine

@@ -14,10 +14,11 @@ from qkv.errors import InputError
 from qkv.generation import generate, translate
 from qkv.inspection.alignment import compute_cross_attention
 from qkv.tasks import LanguageModel, TextEncoder, load
-from qkv.tasks.loader import resolve_device, resolve_dtype
+from qkv.tasks.loader import resolve_dtype
 from qkv.tasks.verification import verify
 from qkv.tasks.verification.implementations import forward, forward_in_chunks
 from qkv.tasks.word_vectors import word_vectors
+from qkv.utils import resolve_device
 from tests.agreement.model_strategies import (
     assert_close,
     build_random_model,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qkv.choices import Pooling, SpecialToken
 from qkv.config import SentenceEmbedding
-from qkv.data.batching import batch_by_length
+from qkv.data.sampler import batch_by_length
 from qkv.errors import ContextLengthError, InputError
 from tests.tasks.small_bert import CONTEXT, NAMES, small_bert
 

@@ -85,7 +85,7 @@ def _print_remarks(task: "Task", model: str) -> None:
 
 def select_device(name: str) -> "torch.device":
     """Return the torch device for `cpu`, `cuda` or `auto`. Torch is imported only when this function is called."""
-    from qkv.tasks.loader import resolve_device
+    from qkv.utils import resolve_device
 
     return resolve_device(name)
 

@@ -3,8 +3,8 @@
 The names exported here do not require torch, but the batch modules do.
 """
 
-from qkv.data.batching import Permutation, prefetch
 from qkv.data.documents import parse_text_sources, read_documents, read_text_chunks
+from qkv.data.sampler import Permutation, prefetch
 from qkv.data.token_store import TokenSource, TokenStore, TokenStoreSlice
 from qkv.data.token_store_writer import is_unfinished, prepare_store
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.config.base import did_you_mean_suffix
-from qkv.data.batching import Permutation
 from qkv.data.documents import TextSource, open_raw_and_decompressed, parse_single_file_source, read_utf8_lines
+from qkv.data.sampler import Permutation
 from qkv.errors import InputError
 from qkv.tensors import AttentionMask, Ids
 from qkv.text import Encoding

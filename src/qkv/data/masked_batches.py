@@ -20,8 +20,8 @@ from torch import Tensor
 
 from qkv.choices import SpecialToken
 from qkv.config.recipe import MaskingConfig
-from qkv.data.batching import Indices, keyed_uint64, keyed_uniform, rank_row_range
 from qkv.data.next_sentence import SegmentPairSampler, SegmentPairSpans
+from qkv.data.sampler import Indices, keyed_uint64, keyed_uniform, rank_row_range
 from qkv.data.sentence_store import SentenceStore, expand_ranges
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, AttentionMask, Ids

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.data.batching import Indices, Permutation, keyed_integer, keyed_uint64, keyed_uniform
+from qkv.data.sampler import Indices, Permutation, keyed_integer, keyed_uint64, keyed_uniform
 from qkv.data.sentence_store import SentenceStore
 from qkv.errors import InputError
 

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.choices import SpecialToken
-from qkv.data.batching import Indices, Permutation, keyed_integer, rank_row_range
 from qkv.data.pair_store import PairStore
+from qkv.data.sampler import Indices, Permutation, keyed_integer, rank_row_range
 from qkv.data.sentence_store import expand_ranges
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, Ids, Patches, SourceIds

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from qkv.data.batching import Indices, Permutation
 from qkv.data.documents import (
     ProgressCallback,
     TextSource,
@@ -22,6 +21,7 @@ from qkv.data.documents import (
     parse_single_file_source,
     read_utf8_lines,
 )
+from qkv.data.sampler import Indices, Permutation
 from qkv.errors import InputError
 
 _MIN_RATIO_LENGTH = 12  # characters; length ratios of shorter sentences are meaningless (`Go!`, `¡Váyase!`)

@@ -14,9 +14,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.data.batching import Indices
 from qkv.data.documents import ProgressCallback
 from qkv.data.file_io import write_atomically
+from qkv.data.sampler import Indices
 from qkv.data.token_store import INDEX_FILE, TokenStore
 from qkv.data.token_store_writer import is_unfinished, prepare_store
 from qkv.errors import InputError

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.data.batching import Permutation, keyed_integer, rank_row_range
+from qkv.data.sampler import Permutation, keyed_integer, rank_row_range
 from qkv.data.token_store import TokenSource
 from qkv.errors import ConfigError, InputError
 from qkv.tensors import IGNORE_INDEX, Ids

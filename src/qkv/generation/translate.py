@@ -14,8 +14,6 @@ from qkv.generation.sequence import FinishReason, LengthLimit
 from qkv.models import RNNSeq2Seq, Seq2Seq
 from qkv.weights.generation_config import GenerationConfig
 
-GREEDY = BeamConfig(n_beams=1)
-
 
 @torch.inference_mode()
 def translate(
@@ -25,7 +23,7 @@ def translate(
     start_id: int,
     max_new: Sequence[int],
     stop_ids: frozenset[int],
-    beam: BeamConfig = GREEDY,
+    beam: BeamConfig | None = None,
     constraints: Sequence[Sequence[Sequence[int]]] = (),
     create_engine: EngineFactory = eager_engine,
     generation_config: GenerationConfig = GenerationConfig(),  # noqa: B008 - frozen
@@ -33,9 +31,9 @@ def translate(
     """Translate each source and return the `beam.n_best` hypotheses for each source, best first.
 
     Sources may have different lengths. Every target starts with `start_id`, which is not part of the result. `max_new`
-    and `constraints` have one entry per source. Outputs are also limited by the model's context. `create_engine`
-    selects the implementation of the model (default: eager). `generation_config` defines the forced first token and the
-    suppressed ids.
+    and `constraints` have one entry per source. `beam` defaults to greedy search. Outputs are also limited by the
+    model's context. `create_engine` selects the implementation of the model (default: eager). `generation_config`
+    defines the forced first token and the suppressed ids.
     """
     if not sources:
         return []
@@ -54,7 +52,7 @@ def translate(
             engine,
             logits,
             limits,
-            beam=beam,
+            beam=beam or BeamConfig(n_beams=1),
             stop_ids=stop_ids,
             constraints=constraints,
             suppressed_ids=generation_config.suppressed_ids,

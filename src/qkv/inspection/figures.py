@@ -1,5 +1,6 @@
-"""Plot heatmaps, and create and save matplotlib figures."""
+"""Plot heatmaps and loss curves, and create and save matplotlib figures."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 NOTEBOOK_DPI = 84
 """The resolution of figures in notebooks. A low value keeps the notebook files small."""
+
+
+TITLE_LINE_INCHES, _TITLE_LETTER_INCHES = 0.18, 0.085
+"""The height of a title line and the approximate width of a letter, in inches."""
+_MAX_INCHES = 14.0
+"""The maximum side length of a heatmap in inches. Larger matrices get smaller cells and fewer labels."""
+_LABEL_INCHES = 0.2
+"""The space that each axis label needs, in inches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +80,6 @@ def plot_heatmaps(*maps: Heatmap, title: str = "", per_row: int | None = None) -
         figure.set_figheight(figure.get_figheight() + TITLE_LINE_INCHES * wrapped_title.count("\n"))
         figure.suptitle(wrapped_title, fontsize="medium")
     return figure
-
-
-TITLE_LINE_INCHES, _TITLE_LETTER_INCHES = 0.18, 0.085
-"""The height of a title line and the approximate width of a letter, in inches."""
 
 
 def wrap_title(title: str, width: float) -> str:
@@ -128,12 +133,6 @@ def save_figure(figure: "Figure", path: Path) -> None:
         raise DiskError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-_MAX_INCHES = 14.0
-"""The maximum side length of a heatmap in inches. Larger matrices get smaller cells and fewer labels."""
-_LABEL_INCHES = 0.2
-"""The space that each axis label needs, in inches."""
-
-
 def _heatmap_width(heatmap: Heatmap) -> float:
     return 1.6 + max(2.0, min(0.46 * len(heatmap.columns), _MAX_INCHES))
 
@@ -184,3 +183,53 @@ def _annotate_cells(axis: "Axes", heatmap: Heatmap, matrix: Tensor, limits: tupl
             text = f"{value:.2f}" if isfinite(value) else "NaN" if isnan(value) else "−∞"
             text_color = "black" if is_light or not isfinite(value) else "white"
             axis.text(j, i, text, ha="center", va="center", fontsize=6, color=text_color)
+
+
+def plot_loss_curve(metrics_path: Path, *, unit_label: str = "nats per token") -> "Figure":
+    """Plot the training loss (thin line: raw, thick line: running mean) and the validation loss at each step.
+
+    If the run uses label smoothing, both losses are plotted without label smoothing.
+    """
+    lines = (
+        [json.loads(line) for line in metrics_path.read_text(encoding="utf-8").splitlines()]
+        if metrics_path.exists()
+        else []
+    )
+    training_points = [(line["step"], line.get("unsmoothed_loss", line["loss"])) for line in lines if "loss" in line]
+    evaluations = [line for line in lines if "validation_loss" in line]
+    validation_points = [(line["step"], line["validation_loss"]) for line in evaluations]
+    if not training_points:
+        raise InputError(f"{metrics_path}: must contain at least 1 training step, got 0")
+    figure = new_figure(width=7.0, height=4.0)
+    axis = figure.subplots()
+    axis.plot(*zip(*training_points, strict=True), color="#9ecae1", linewidth=0.6)
+    axis.plot(*zip(*_smooth_losses(training_points), strict=True), color="#08519c", linewidth=1.6, label="training")
+    if validation_points:
+        # A metric other than the loss may have determined which checkpoint was selected.
+        selected = [point for point, line in zip(validation_points, evaluations, strict=True) if line.get("is_best")]
+        step, best = selected[-1] if selected else min(validation_points, key=lambda point: point[1])
+        label = "best" if best == min(loss for _, loss in validation_points) else "selected"
+        axis.plot(*zip(*validation_points, strict=True), color="#d95f02", marker="o", markersize=3, label="validation")
+        # Put this text in the legend because it would cover the curve if it were next to the marker.
+        marker_style = {
+            "marker": "o",
+            "markersize": 7,
+            "fillstyle": "none",
+            "label": f"{label}: {best:.3f} at step {step:,}",
+        }
+        axis.plot(step, best, color="#d95f02", linestyle="none", **marker_style)
+    axis.set_xlabel("step")
+    axis.set_ylabel(f"loss ({unit_label})")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    return figure
+
+
+def _smooth_losses(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Smooth losses with a running mean over about 2% of the run, or less at the start, where losses fall quickly."""
+    width = max(1, len(points) // 50)
+    smooth, value = [], points[0][1]
+    for index, (step, loss) in enumerate(points):
+        value += max(1 / width, 3 / (index + 3)) * (loss - value)
+        smooth.append((step, value))
+    return smooth

@@ -9,10 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.choices import NormPosition
-from qkv.config import Seq2SeqConfig, TrainingConfig
+from qkv.config import BeamConfig, Seq2SeqConfig, TrainingConfig
 from qkv.data.pair_batches import PairBatch
 from qkv.generation import FinishReason, LengthLimit, Seq2SeqDecodeEngine, beam_search
-from qkv.generation.translate import GREEDY
 from qkv.inspection import record
 from qkv.lessons.scenes import BEGIN, CAPTION_WORDS, END, PATCH, PATCHES_PER_ROW, UNSEEN_PAIRS, Scenes, draw_scenes
 from qkv.models import Seq2Seq
@@ -95,7 +94,9 @@ def generate_captions(model: Seq2Seq, patches: Patches) -> list[list[int]]:
     engine = Seq2SeqDecodeEngine(model, model.new_cache(batch=n, capacity=MAX_WORDS))
     logits = engine.prefill([[CAPTION_WORDS.index(BEGIN)]] * n, sources=model.encode(patches))
     limits = [LengthLimit(MAX_WORDS, FinishReason.LENGTH)] * n
-    results = beam_search(engine, logits, limits, beam=GREEDY, stop_ids=frozenset({CAPTION_WORDS.index(END)}))
+    results = beam_search(
+        engine, logits, limits, beam=BeamConfig(n_beams=1), stop_ids=frozenset({CAPTION_WORDS.index(END)})
+    )
     return [best.ids for best, *_ in results]
 
 

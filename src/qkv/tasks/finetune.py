@@ -18,8 +18,8 @@ from qkv.data.file_io import convert_os_errors_to_disk_error, read_json_object, 
 from qkv.data.labeled_texts import LabeledTexts, labeled_texts_from_rows
 from qkv.errors import ConfigError, InputError, MissingExtraError, RunError, WeightsError
 from qkv.inspection.confusion import plot_confusion_matrix
-from qkv.inspection.loss_curve import plot_loss_curve
-from qkv.tasks.loader import load_as, resolve_device
+from qkv.inspection.figures import plot_loss_curve
+from qkv.tasks.loader import load_as
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.training.checkpoint import LogFunction, RunFolder
 from qkv.training.finetune import FinetuneInputs, FinetuneResult, fine_tune_or_resume
@@ -30,6 +30,7 @@ from qkv.training.finetune_data import (
     load_task_with_evaluation_split,
 )
 from qkv.training.loop import MetricsCallback
+from qkv.utils import resolve_device
 from qkv.weights.checkpoint_folder import hash_file
 
 CONFIG_FILE = "finetune.toml"

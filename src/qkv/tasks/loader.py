@@ -14,27 +14,9 @@ from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.tasks.language_model import LanguageModel
 from qkv.tasks.text_encoder import TextEncoder
 from qkv.tasks.translator import Translator
+from qkv.utils import resolve_device
 from qkv.weights.model_loader import ModelBundle, load_model, require_tokenizer
 from qkv.zoo import shipped_model_folders
-
-DEVICE_NAMES = ("cpu", "cuda", "auto")
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the torch device for `cpu`, `cuda` or `auto` (a GPU if available).
-
-    If a GPU is requested but not available, this function raises an error instead of silently using the CPU.
-    """
-    if name not in DEVICE_NAMES:
-        raise InputError(f"--device {name}: must be one of cpu, cuda, auto")
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        cuda_version = torch.version.cuda
-        reason = (
-            "was built without CUDA" if cuda_version is None else f"was built with CUDA {cuda_version} but found no GPU"
-        )
-        raise InputError(f"--device cuda: PyTorch {torch.__version__} {reason}; use --device cpu instead")
-    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
 def require_cpu_for_int8(name: str) -> torch.device:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.choices import BackendName
-from qkv.data.batching import batch_by_length
+from qkv.data.sampler import batch_by_length
 from qkv.engines import accelerated
 from qkv.errors import InputError
 from qkv.models import GPT

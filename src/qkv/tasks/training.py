@@ -7,7 +7,7 @@ from qkv.config import Recipe, load_recipe
 from qkv.data.documents import ProgressCallback
 from qkv.errors import InputError, RunError
 from qkv.models import Model
-from qkv.tasks.loader import load_pretrained, resolve_device
+from qkv.tasks.loader import load_pretrained
 from qkv.training import (
     DEFAULT_MINUTES,
     PreparedRun,
@@ -23,6 +23,7 @@ from qkv.training import (
     write_recipe,
 )
 from qkv.training.loop import MetricsCallback
+from qkv.utils import resolve_device
 
 
 def train(

@@ -8,7 +8,7 @@ from typing import overload
 
 from qkv.choices import BackendName, SpecialToken
 from qkv.config import BeamConfig
-from qkv.data.batching import batch_by_length
+from qkv.data.sampler import batch_by_length
 from qkv.engines import decode_engine
 from qkv.errors import ContextLengthError, InputError
 from qkv.generation import FinishReason, Hypothesis
@@ -33,7 +33,7 @@ SOURCE_TOKENS_PER_BATCH = 1024
 
 In the decoder, each source occupies one row per beam.
 """
-DEFAULT_BEAM = BeamConfig(n_beams=5)
+DEFAULT_BEAMS = 5
 EMPTY_GLOSSARY: Mapping[str, str] = {}
 ALL_CAPS_TOKEN_RATIO = 1.5
 """The minimum token ratio at which an all-caps text is translated in lowercase.
@@ -150,10 +150,12 @@ class Translator:
         return ()
 
     @overload
-    def translate(self, texts: str, *, beam: int = 5, split: bool | None = None) -> str: ...
+    def translate(self, texts: str, *, beam: int = DEFAULT_BEAMS, split: bool | None = None) -> str: ...
     @overload
-    def translate(self, texts: list[str], *, beam: int = 5, split: bool | None = None) -> list[str]: ...
-    def translate(self, texts: str | list[str], *, beam: int = 5, split: bool | None = None) -> str | list[str]:
+    def translate(self, texts: list[str], *, beam: int = DEFAULT_BEAMS, split: bool | None = None) -> list[str]: ...
+    def translate(
+        self, texts: str | list[str], *, beam: int = DEFAULT_BEAMS, split: bool | None = None
+    ) -> str | list[str]:
         """Translate a text or a list of texts.
 
         If `split` is set, long texts are split with `split_to_context_length`, and the translations of the parts are
@@ -194,17 +196,17 @@ class Translator:
         self,
         texts: Sequence[str],
         *,
-        beam: BeamConfig = DEFAULT_BEAM,
+        beam: BeamConfig | None = None,
         max_new: int | None = None,
         glossary: Mapping[str, str] = EMPTY_GLOSSARY,
         attention: bool = False,
     ) -> list[Translation]:
         """Translate texts in batches of similar length, and return the translations in the order of the texts.
 
-        `max_new` is the maximum number of generated tokens per text and defaults to twice the number of source tokens
-        plus 10. A translation that reaches this default limit is cut off where it starts to repeat itself. If a text
-        contains a source term from `glossary`, its translation contains the target term, although the next token may
-        continue the term's last word.
+        `beam` defaults to beam search with 5 beams. `max_new` is the maximum number of generated tokens per text and
+        defaults to twice the number of source tokens plus 10. A translation that reaches this default limit is cut off
+        where it starts to repeat itself. If a text contains a source term from `glossary`, its translation contains the
+        target term, although the next token may continue the term's last word.
         """
         prepared = [self._sentence_case_if_all_caps(text) for text in texts]
         sources = [self._encode_source(index, text) for index, text in enumerate(prepared)]
@@ -217,7 +219,7 @@ class Translator:
                 [sources[index] for index in indices],
                 start_id=self.decoder_start_id,
                 stop_ids=self.stop_ids,
-                beam=beam,
+                beam=beam or BeamConfig(n_beams=DEFAULT_BEAMS),
                 max_new=[2 * len(sources[index]) + 10 if max_new is None else max_new for index in indices],
                 constraints=[self._glossary_constraints(prepared[index], glossary) for index in indices],
                 create_engine=partial(decode_engine, backend=self.backend),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from qkv.choices import ProblemType, SpecialToken
 from qkv.config import FinetuningConfig
-from qkv.data.batching import Permutation
 from qkv.data.labeled_texts import ColumnNames, LabeledTexts, read_labeled_texts
+from qkv.data.sampler import Permutation
 from qkv.errors import ContextLengthError, InputError
 from qkv.text import Encoding, Tokenizer, encode_texts, encode_truncated
 from qkv.training.checkpoint import LogFunction

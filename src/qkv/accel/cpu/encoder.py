@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from qkv.accel.cpu.decode_engine import as_linear
 from qkv.accel.cpu.prepacked_weights import PrepackedWeights
 from qkv.choices import NormPosition
-from qkv.data.batching import batch_by_length
+from qkv.data.sampler import batch_by_length
 from qkv.generation.decode_engine import TokenLists, right_pad_sequences
 from qkv.models import BERT
 from qkv.models.stack import check_length, position_ids_reserving_cache

@@ -12,10 +12,10 @@ import torch
 
 from qkv.choices import BackendName, CheckStatus
 from qkv.engines import BACKENDS
-from qkv.tasks.loader import load_pretrained, resolve_device
+from qkv.tasks.loader import load_pretrained
 from qkv.tasks.verification import computation_checks, storage_checks
 from qkv.tasks.verification.case import NotCheckedError, VerificationCase
-from qkv.utils import CUDNN_TF32_DISABLED
+from qkv.utils import CUDNN_TF32_DISABLED, resolve_device
 
 __all__ = ["CHECKS", "DEFAULT_TEXTS", "Check", "CheckResult", "verify"]
 
