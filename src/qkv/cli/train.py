@@ -186,7 +186,9 @@ def train(
         # All ranks use the folder chosen by rank 0.
         folder = Path(distributed.all_gather_str(str(out or next_run_folder()))[0])
         if dry_run:
-            print_dry_run(recipe, rank_device, distributed=distributed, has_time_budget=minutes is not None)
+            print_dry_run(
+                recipe, rank_device, distributed=distributed, has_time_budget=minutes is not None, backend=backend
+            )
         elif resume_if_exists and distributed.broadcast_from_rank0((folder / "recipe.toml").is_file):
             resume_run(folder, rank_device, distributed=distributed, options=options)
         else:

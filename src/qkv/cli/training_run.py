@@ -141,7 +141,12 @@ def _exit_on_signal(folder: Path, distributed: "Distributed") -> Iterator[None]:
 
 
 def estimate_and_print_run(
-    recipe: "Recipe", vocab_size: int, device: "torch.device", *, distributed: "Distributed"
+    recipe: "Recipe",
+    vocab_size: int,
+    device: "torch.device",
+    *,
+    distributed: "Distributed",
+    backend: BackendName = BackendName.AUTO,
 ) -> "RunEstimate":
     """Estimate the time and memory of a run and print a summary."""
     from qkv.cost import Mode, Precision, estimate_run
@@ -169,6 +174,7 @@ def estimate_and_print_run(
         dtype=dtype,
         device_type="cuda" if device.type == "cuda" else "cpu",
         calibration=find_newest_calibration(Mode.TRAIN, dtype, device=gpu_name_or_cpu_threads(device)),
+        backend=backend,
     )
     if distributed.is_main_process:
         print_status(estimate.summary)
@@ -176,10 +182,10 @@ def estimate_and_print_run(
 
 
 def print_dry_run(
-    recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", has_time_budget: bool
+    recipe: "Recipe", device: "torch.device", *, distributed: "Distributed", has_time_budget: bool, backend: BackendName
 ) -> None:
     """Print the estimate for a run. If there is a time budget, note that the number of steps is not final."""
-    estimate_and_print_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed)
+    estimate_and_print_run(recipe, recipe.tokenizer.vocab_size, device, distributed=distributed, backend=backend)
     if has_time_budget and distributed.is_main_process:
         print_status(
             f"this estimate assumes {recipe.training.steps:,} steps; the run itself measures how many steps fit into "
@@ -228,7 +234,9 @@ def _train_prepared_run(
     Only the main process prints status messages. `seconds` is the time budget, or None.
     """
     recipe = prepared.recipe
-    estimate = estimate_and_print_run(recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed)
+    estimate = estimate_and_print_run(
+        recipe, prepared.corpus.tokenizer.vocab_size, device, distributed=distributed, backend=options.backend
+    )
     if options.is_profiled:
         _profile_training_steps(prepared, device, distributed, estimate, options)
     if not distributed.is_main_process:
