@@ -19,7 +19,7 @@ from qkv.training import Trainer, TrainingData
 from qkv.training.checkpoint import RunFolder
 from qkv.training.gpt import next_token_objective
 from qkv.training.step import build_train_step
-from qkv.weights.published_weights import load_published_weights
+from qkv.weights.model_loader import load_published_weights
 
 
 def build(workload: Workload, options: dict[str, Any]) -> TrainingEngine:

@@ -43,8 +43,8 @@ from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.optimizer import build_optimizers, learning_rate, load_optimizer_state
 from qkv.training.step import accumulate_gradients
 from qkv.weights.checkpoint_folder import INT8_MAX, quantize_rows
+from qkv.weights.model_loader import _LoadTarget
 from qkv.weights.rotary_layout import interleaved_to_halves
-from qkv.weights.state_dict import _LoadTarget
 from tests.planted_bugs.patching import replace_everywhere
 
 Test = Callable[..., None]

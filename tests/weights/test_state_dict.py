@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from qkv.errors import WeightsError
+from qkv.weights.model_loader import load_into, to_published_state
 from qkv.weights.name_table import Layout, NameMapping, NameTable, weight_and_bias_mappings
-from qkv.weights.state_dict import load_into, to_published_state
 
 TABLE = NameTable(
     mappings=[

@@ -12,8 +12,7 @@ from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq, build
 from qkv.tasks import LanguageModel, Task, TextEncoder, Translator
 from qkv.text import Tokenizer, load_tokenizer
 from qkv.weights.families import config_from_published_with_remarks
-from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabulary
-from qkv.weights.published_weights import load_published_weights
+from qkv.weights.model_loader import ModelBundle, check_token_ids_within_vocabulary, load_published_weights
 
 
 @runtime_checkable

@@ -19,8 +19,8 @@ from qkv.config import TrainingConfig
 from qkv.errors import RunError, WeightsError
 from qkv.training.checkpoint import full_tensor, load_checkpoint, shard_like
 from qkv.training.lora import merged_weights
+from qkv.weights.model_loader import load_into
 from qkv.weights.name_table import NameMapping, NameTable
-from qkv.weights.state_dict import load_into
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:

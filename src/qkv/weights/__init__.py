@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qkv.weights.families import config_from_published, to_lossless_published_config
-    from qkv.weights.published_weights import load_published_weights, to_published_weights
+    from qkv.weights.model_loader import load_published_weights, to_published_weights
 
 __all__ = ["config_from_published", "load_published_weights", "to_lossless_published_config", "to_published_weights"]
 
 _MODULES = {
     "config_from_published": "qkv.weights.families",
-    "load_published_weights": "qkv.weights.published_weights",
+    "load_published_weights": "qkv.weights.model_loader",
     "to_lossless_published_config": "qkv.weights.families",
-    "to_published_weights": "qkv.weights.published_weights",
+    "to_published_weights": "qkv.weights.model_loader",
 }
 
 

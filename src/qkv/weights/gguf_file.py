@@ -13,10 +13,9 @@ from qkv.config import GPTConfig
 from qkv.errors import InputError, MissingExtraError, QKVError, WeightsError
 from qkv.weights.gguf_architectures import GGUF_ARCHITECTURES, find_lossless_gguf_architecture
 from qkv.weights.gguf_tokenizer import gguf_tokenizer_settings, read_gguf_tokenizer
-from qkv.weights.model_loader import ModelBundle, build_unless_config_exceeds_tensors
+from qkv.weights.model_loader import ModelBundle, build_unless_config_exceeds_tensors, load_into, to_published_state
 from qkv.weights.rotary_layout import halves_to_interleaved, interleaved_to_halves
 from qkv.weights.save import StorageDType
-from qkv.weights.state_dict import load_into, to_published_state
 
 GGUF_MAGIC = b"GGUF"
 TOKENIZER_PREFIX = "tokenizer.ggml."

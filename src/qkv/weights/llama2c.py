@@ -12,10 +12,9 @@ from qkv.config import GPTConfig
 from qkv.errors import WeightsError
 from qkv.models import build
 from qkv.text import Tokenizer
-from qkv.weights.model_loader import ModelBundle, native_name_table
+from qkv.weights.model_loader import ModelBundle, load_into, native_name_table
 from qkv.weights.rotary_layout import interleaved_to_halves
 from qkv.weights.sentencepiece import SPACE_SYMBOL, SentencePieceVocab, build_sentencepiece_tokenizer
-from qkv.weights.state_dict import load_into
 
 HEADER_FORMAT = struct.Struct("<7i")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2

@@ -24,10 +24,14 @@ from qkv.weights.checkpoint_folder import (
 )
 from qkv.weights.families import to_lossless_published_config
 from qkv.weights.generation_config import GENERATION_CONFIG_FILE
-from qkv.weights.model_loader import SOURCE_TOKENIZER, ModelBundle, native_name_table
-from qkv.weights.published_weights import to_published_weights
+from qkv.weights.model_loader import (
+    SOURCE_TOKENIZER,
+    ModelBundle,
+    native_name_table,
+    to_published_state,
+    to_published_weights,
+)
 from qkv.weights.sentence_transformers import sentence_transformers_files
-from qkv.weights.state_dict import to_published_state
 
 
 class StorageDType(StrEnum):

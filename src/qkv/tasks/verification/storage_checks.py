@@ -21,9 +21,8 @@ from qkv.training.preparation import RECIPE_FILE, PreparedRun, build_trainer, op
 from qkv.weights.checkpoint_folder import INT8_MAX
 from qkv.weights.ctranslate2_export import ct2_vocabulary, save_ct2
 from qkv.weights.gguf_file import write_gguf
-from qkv.weights.model_loader import ModelBundle, native_name_table
+from qkv.weights.model_loader import ModelBundle, native_name_table, to_published_state
 from qkv.weights.save import StorageDType, save_hf, save_native, save_native_int8
-from qkv.weights.state_dict import to_published_state
 
 
 class SaveFormat(NamedTuple):
