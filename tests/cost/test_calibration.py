@@ -144,6 +144,6 @@ def test_a_shipped_calibration_is_used_only_for_its_device(tmp_path, monkeypatch
     assert find_newest_calibration(*settings, device="h200") == shipped
     assert find_newest_calibration(*settings, device="h100") is None
     assert find_newest_calibration(*settings) is None
-    own = shipped.replace(duration=2.0)
-    save_calibration(own, default_calibration_path(own.device, own.dtype))
-    assert find_newest_calibration(*settings, device="h200") == own
+    newer = shipped.replace(duration=2.0)
+    save_calibration(newer, default_calibration_path(newer.device, newer.dtype))
+    assert find_newest_calibration(*settings, device="h200") == newer

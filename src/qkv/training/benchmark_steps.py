@@ -123,10 +123,10 @@ def _lower_quartile(values: Iterator[float], seconds: float) -> float:
     The first value is discarded because the first run compiles kernels and captures graphs.
     """
     next(values)
-    started, taken = time.perf_counter(), list[float]()
-    while len(taken) < MIN_RUNS or (time.perf_counter() - started < seconds and len(taken) < MAX_RUNS):
-        taken.append(next(values))
-    return statistics.quantiles(taken, n=4)[0]
+    started, durations = time.perf_counter(), list[float]()
+    while len(durations) < MIN_RUNS or (time.perf_counter() - started < seconds and len(durations) < MAX_RUNS):
+        durations.append(next(values))
+    return statistics.quantiles(durations, n=4)[0]
 
 
 def _generation_seconds(
