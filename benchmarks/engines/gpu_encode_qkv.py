@@ -31,7 +31,8 @@ def build_encoder(workload: Workload, options: dict[str, Any]) -> Encoder:
         result = torch.zeros(len(texts), workload.d_model, device=workload.device)
         for indices, states in zip(encoder.group([len(row) for row in texts]), encode(), strict=True):
             lengths = torch.tensor([len(texts[index]) for index in indices], device=workload.device)
-            result[indices] = states.float().sum(1) / lengths[:, None]
+            is_token = torch.arange(states.shape[1], device=workload.device) < lengths[:, None]
+            result[indices] = (states.float() * is_token[..., None]).sum(1) / lengths[:, None]
         return result
 
     return Encoder(encode, means, {"qkv": qkv.__version__})

@@ -95,7 +95,7 @@ def test_an_invalid_intervention_leaves_no_hooks():
     model = gpt()
     with pytest.raises(TapError), intervene(model, {"last_hidden_state": 0.0, "finale": 0.0}):
         pass
-    assert not model.last_hidden_state.has_interventions
+    assert not model.last_hidden_state.interventions
 
 
 @pytest.mark.parametrize("head", [0, 4])
@@ -208,7 +208,7 @@ def test_an_edge_that_no_pass_reaches_raises_at_the_end():
         model(random_ids(1, 3, 7))
     with pytest.raises(TapError, match="query 1 to key 7"), mask_attention(model, "blocks.0.attention", query=1, key=7):
         model(random_ids(1, 3, 7))
-    assert not model.blocks[0].attention.inputs.has_interventions
+    assert not model.blocks[0].attention.inputs.interventions
 
 
 def run_in_chunks(ids, split_points, run):

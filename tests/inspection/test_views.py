@@ -109,8 +109,8 @@ def test_value_weighted_attention_is_the_norm_of_each_keys_contribution(config, 
         values = record.inputs.values[0, head // (6 // attention.head_config.n_kv_heads), key]
         single_head = torch.zeros_like(record.head_outputs)[:, :, :1]
         single_head[0, head, 0] = values * record.weights()[0, head, query, key]
-        output = attention.out_proj(attention._concat_or_pool_heads(single_head)) - attention.out_proj(
-            attention._concat_or_pool_heads(torch.zeros_like(single_head))
+        output = attention.out_proj(attention.combine_heads(single_head)) - attention.out_proj(
+            attention.combine_heads(torch.zeros_like(single_head))
         )
         assert float(result[head, query, key]) == pytest.approx(float(output.norm().detach()), abs=1e-9)
 

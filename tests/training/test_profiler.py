@@ -142,10 +142,10 @@ def test_device_rates_are_work_divided_by_time(monkeypatch):
 
 
 KERNELS = {
-    "generation/triton_batch_kernels.py": [],
-    "generation/triton_row_kernels.py": [],
-    "nn/linear_gelu_kernel.py": [],
-    "nn/fused_autograd_kernels.py": [
+    "accel/cuda/triton_batch_kernels.py": [],
+    "accel/cuda/triton_row_kernels.py": [],
+    "accel/cuda/linear_gelu_kernel.py": [],
+    "accel/cuda/fused_autograd_kernels.py": [
         "normal_tail",
         "gelu",
         "biased_gelu_kernel",
@@ -153,9 +153,9 @@ KERNELS = {
         "copy_and_sum_columns",
         "concat_and_sum_columns_kernel",
     ],
-    "nn/norm_backward_kernel.py": [],
-    "nn/varlen_kernel.py": [],
-    "training/loss_kernel.py": [],
+    "accel/cuda/norm_backward_kernel.py": [],
+    "accel/cuda/varlen_kernel.py": [],
+    "accel/cuda/loss_kernel.py": [],
 }
 """Files with Triton kernels, with the functions that are element-wise or not launched themselves."""
 
@@ -163,7 +163,7 @@ KERNELS = {
 def test_all_files_with_kernels_are_listed():
     package = Path(qkv.__file__).parent
     files = {str(path.relative_to(package)) for path in package.rglob("*.py") if "@triton.jit" in path.read_text()}
-    assert files == {*KERNELS, "generation/triton_functions.py"}
+    assert files == {*KERNELS, "accel/cuda/triton_functions.py"}
 
 
 @pytest.mark.parametrize("file", KERNELS)

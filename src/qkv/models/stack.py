@@ -4,7 +4,6 @@ A stack derives the position ids and the mask from its inputs, and checks them. 
 modules from a config; they are the only code that passes settings on to modules. `init_weights` initializes a model.
 """
 
-from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -242,7 +241,7 @@ def build_relative_positions(
 ) -> RotaryEmbedding | ALiBi | RelativeBias | None:
     match config.positions:
         case PositionKind.ROTARY:
-            scaling = None if config.rope_scaling is None else RopeScalingRule(**asdict(config.rope_scaling))
+            scaling = None if config.rope_scaling is None else RopeScalingRule(**config.rope_scaling.model_dump())
             return RotaryEmbedding(config.d_head, theta=config.rope_theta, scaling=scaling)
         case PositionKind.ALIBI:
             return ALiBi(config.n_heads)
