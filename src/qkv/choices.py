@@ -15,7 +15,7 @@ class HeadCombination(StrEnum):
 
 
 class NormKind(StrEnum):
-    """Kind of normalization layer: LayerNorm or RMSNorm."""
+    """Kind of normalization layer. `make_norm` in `nn/norm.py` creates it; see docs/howto/add-a-block.md."""
 
     LAYER = "layer"
     RMS = "rms"

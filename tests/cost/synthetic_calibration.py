@@ -2,6 +2,7 @@
 
 from math import prod
 
+from qkv.choices import Activation, NormKind
 from qkv.cost.calibration import Calibration, LaunchOverhead, TimingTable, TimingTableBuilder
 
 FIXED_SECONDS, SECONDS_PER_UNIT = 1e-6, 1e-9
@@ -10,15 +11,10 @@ ELEMENTWISE = (
     "gate",
     "cast",
     "bias",
-    "layer",
-    "rms",
     "lookup",
     "softmax",
     "rotary",
-    "relu",
-    "gelu",
-    "gelu-tanh",
-    "silu",
+    *(kind.value for kind in (*NormKind, *Activation)),
 )
 
 

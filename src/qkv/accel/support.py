@@ -74,6 +74,12 @@ def _is_known(module: nn.Module) -> bool:
     return type(module) in KNOWN_MODULES or type(module).__module__.startswith(("torch.", "qkv.accel."))
 
 
+def known_norm(norm: nn.Module) -> LayerNorm | RMSNorm:
+    """Narrow the type of a norm. Models with other norms have been rejected by `reason_modules_are_unsupported`."""
+    assert isinstance(norm, LayerNorm | RMSNorm)
+    return norm
+
+
 def tensor_version(tensor: Tensor) -> tuple[int, int]:
     """Return a key that changes if the tensor is replaced or modified, except for in-place changes through `.data`."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001

@@ -110,7 +110,7 @@ class TransformerConfig(Config):
     """Add biases to the feed-forward projections."""
 
     norm: NormKind = NormKind.LAYER
-    """Kind of norm: LayerNorm or RMSNorm."""
+    """Kind of normalization layer."""
     norm_position: NormPosition = NormPosition.PRE
     """Whether norms precede or follow each sub-layer."""
     norm_eps: float = Field(default=1e-5, gt=0)

@@ -4,7 +4,7 @@ The rules match those of `supports` in `accel`, but they see only the config, th
 has hooks or quantized weights may run on another backend than this module predicts.
 """
 
-from qkv.choices import AttentionKernel, BackendName, HeadCombination, NormPosition, PositionKind
+from qkv.choices import AttentionKernel, BackendName, HeadCombination, NormKind, NormPosition, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.operations import list_operations
 from qkv.cost.workload import Mode, Precision, Workload
@@ -51,7 +51,7 @@ def _cpu_supports(config: ModelConfig, workload: Workload) -> bool:
             return is_supported and _largest_weight_matrix(config, workload) >= MIN_ONEDNN_ELEMENTS
         case Mode.FORWARD, BERTConfig():
             return (
-                _has_split_heads(config)
+                _has_known_modules(config)
                 and config.positions not in RELATIVE_POSITIONS
                 and config.sliding_window is None
                 and not config.gated
@@ -61,7 +61,7 @@ def _cpu_supports(config: ModelConfig, workload: Workload) -> bool:
         case _, RNNConfig():
             return True
         case _:
-            return _has_split_heads(config) and config.positions is not PositionKind.CONCATENATED
+            return _has_known_modules(config) and config.positions is not PositionKind.CONCATENATED
 
 
 def _cuda_supports(config: ModelConfig, workload: Workload) -> bool:
@@ -71,7 +71,7 @@ def _cuda_supports(config: ModelConfig, workload: Workload) -> bool:
         case Mode.FORWARD, BERTConfig():
             return (
                 workload.dtype in (Precision.BFLOAT16, Precision.FLOAT16)
-                and _has_split_heads(config)
+                and _has_known_modules(config)
                 and config.positions not in RELATIVE_POSITIONS
                 and config.sliding_window is None
                 and config.scale_scores
@@ -81,7 +81,7 @@ def _cuda_supports(config: ModelConfig, workload: Workload) -> bool:
             return isinstance(config, GPTConfig)
         case _, GPTConfig():
             return (
-                _has_split_heads(config)
+                _has_known_modules(config)
                 and config.causal
                 and config.sliding_window is None
                 and not config.embedding_norm
@@ -92,8 +92,12 @@ def _cuda_supports(config: ModelConfig, workload: Workload) -> bool:
             return isinstance(config, Seq2SeqConfig | RNNConfig)
 
 
-def _has_split_heads(config: ModelConfig) -> bool:
-    return isinstance(config, TransformerConfig) and config.head_combination is HeadCombination.SPLIT
+def _has_known_modules(config: ModelConfig) -> bool:
+    return (
+        isinstance(config, TransformerConfig)
+        and config.head_combination is HeadCombination.SPLIT
+        and config.norm in (NormKind.LAYER, NormKind.RMS)
+    )
 
 
 def _largest_weight_matrix(config: ModelConfig, workload: Workload) -> int:

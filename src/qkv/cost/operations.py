@@ -30,9 +30,28 @@ from qkv.cost.workload import Mode, Workload
 
 # Number of element-wise operations per element. Each addition, multiplication, comparison, exp, erf, tanh or division
 # counts as one operation.
-NORM_OPS = {NormKind.LAYER: 6, NormKind.RMS: 4}  # the bias of LayerNorm adds one
 ACTIVATION_OPS = {Activation.RELU: 1, Activation.GELU: 5, Activation.GELU_TANH: 9, Activation.SILU: 4}
 ROTARY_OPS = 4  # x·cos, negation, ·sin, addition
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormCost:
+    """The costs in which the kinds of norms differ."""
+
+    ops: int
+    """Element-wise operations per element, without the bias."""
+    has_bias: bool
+    """Whether the norm has a bias if `norm_bias` is set."""
+    n_statistics: int
+    """Numbers per row that are saved for the backward pass."""
+    n_cpu_copies: int
+    """Copies of the input that the norm saves on a CPU, where it may consist of several kernels."""
+
+
+NORM_COSTS = {
+    NormKind.LAYER: NormCost(ops=6, has_bias=True, n_statistics=2, n_cpu_copies=0),
+    NormKind.RMS: NormCost(ops=4, has_bias=False, n_statistics=1, n_cpu_copies=1),
+}
 SCORE_BIAS_POSITIONS = (PositionKind.ALIBI, PositionKind.RELATIVE)
 """Position encodings that add a bias to each attention score."""
 
@@ -296,22 +315,20 @@ class BlockStack:
 
 
 def norm_operation(config: TransformerConfig, part: str, *, rows: int, on_gpu: bool, copies: int = 1) -> Operation:
-    """Build the operation for LayerNorm or RMSNorm over `rows` vectors.
+    """Build the operation for a norm over `rows` vectors.
 
-    The operation saves the input of the next matmul and one or two statistics per row. The input of the norm is counted
-    at the operation that produces it. On a CPU, RMSNorm consists of several kernels, which also save the normalized
-    vectors.
+    The operation saves the input of the next matmul and the statistics of each row. The input of the norm is counted at
+    the operation that produces it.
     """
-    is_layer_norm = config.norm is NormKind.LAYER
-    has_bias = is_layer_norm and config.norm_bias
+    cost = NORM_COSTS[config.norm]
+    has_bias = cost.has_bias and config.norm_bias
     n, width = rows * config.d_model, config.d_model * (2 if has_bias else 1)
-    statistics = rows * (2 if is_layer_norm else 1)
-    normalized = 0 if is_layer_norm or on_gpu else n
+    statistics, normalized = rows * cost.n_statistics, 0 if on_gpu else n * cost.n_cpu_copies
     return Operation(
         part=part,
         name="norm",
         copies=copies,
-        elementwise=n * (NORM_OPS[config.norm] + has_bias),
+        elementwise=n * (cost.ops + has_bias),
         parameters=width,
         weights=width,
         reads=n,

@@ -6,10 +6,10 @@ memory until the function returns, so the queries, keys, values and attention re
 projection.
 """
 
-from qkv.choices import AttentionKernel, HeadCombination, NormKind, NormPosition, PositionKind, RNNAttentionScore
+from qkv.choices import AttentionKernel, HeadCombination, NormPosition, PositionKind, RNNAttentionScore
 from qkv.config import BERTConfig, ModelConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost.operation import LOGITS, NO_SAVED_TENSORS, Operation, SavedTensors
-from qkv.cost.operations import SCORE_BIAS_POSITIONS, BlockStack, block_stacks, list_operations
+from qkv.cost.operations import NORM_COSTS, SCORE_BIAS_POSITIONS, BlockStack, block_stacks, list_operations
 from qkv.cost.rnn import KEY_PROJECTING_SCORES
 from qkv.cost.workload import Mode, Workload
 
@@ -130,13 +130,10 @@ def _mask_and_bias_setup_peak(stack: BlockStack) -> SavedTensors:
 
 
 def _live_post_norm_tensors(stack: BlockStack, residual_elements: int) -> SavedTensors:
-    """Return the live tensors of a post-norm in addition to its input.
-
-    On a CPU, RMSNorm makes an additional copy.
-    """
-    is_layer_norm = stack.config.norm is NormKind.LAYER
-    copies = 1 if is_layer_norm or stack.on_gpu else 2
-    return SavedTensors(fp32_elements=residual_elements * copies + stack.n_rows * (2 if is_layer_norm else 1))
+    """Return the live tensors of a post-norm in addition to its input."""
+    cost = NORM_COSTS[stack.config.norm]
+    copies = 1 if stack.on_gpu else 1 + cost.n_cpu_copies
+    return SavedTensors(fp32_elements=residual_elements * copies + stack.n_rows * cost.n_statistics)
 
 
 def _shared_position_and_mask_tensors(stack: BlockStack) -> SavedTensors:

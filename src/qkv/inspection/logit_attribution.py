@@ -20,8 +20,9 @@ from qkv.inspection.residual_stream import head_outputs
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import LayerNorm, RMSNorm
+from qkv.nn import LayerNorm
 from qkv.nn.feed_forward import activate
+from qkv.nn.norm import Norm
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 
@@ -136,18 +137,14 @@ def _apply_frozen_norm(norm: nn.Module, parts: ComponentVectors) -> ComponentVec
     The norm's bias β is added to the first component.
     """
     total = parts.sum(0)
-    match norm:
-        case LayerNorm():
-            parts = parts - parts.mean(-1, keepdim=True)
-            scale = (total.var(correction=0) + norm.eps).rsqrt()
-            bias = norm.bias
-        case RMSNorm():
-            scale, bias = (total.square().mean() + norm.eps).rsqrt(), None
-        case _:
-            return parts
-    parts = parts * scale * norm.weight
-    if bias is not None:
-        parts = torch.cat((parts[:1] + bias, parts[1:]))
+    if isinstance(norm, nn.Identity):
+        return parts
+    assert isinstance(norm, Norm)
+    if isinstance(norm, LayerNorm):
+        parts = parts - parts.mean(-1, keepdim=True)
+    parts = parts * norm.scale(total) * norm.weight
+    if isinstance(norm, LayerNorm) and norm.bias is not None:
+        parts = torch.cat((parts[:1] + norm.bias, parts[1:]))
     return parts
 
 

@@ -4,7 +4,6 @@ A stack derives the position ids and the mask from its inputs, and checks them. 
 modules from a config; they are the only code that passes settings on to modules. `init_weights` initializes a model.
 """
 
-
 import torch
 from torch import Tensor, nn
 
@@ -162,8 +161,10 @@ def build_mask(
 ) -> Mask | None:
     """Build the mask for a forward pass with or without a cache. Return `None` if every key is visible."""
     if cache is not None:
-        # Without padding, each query's own key has just been written to the cache, so every query sees a key.
-        no_empty_rows = attention_mask is None
+        # `reserve` has already counted the new tokens in `n_filled`. Padding is never written to a cache, so padding
+        # keys need no mask. Shorter rows have unfilled slots, but these lie after the query's own position, because
+        # slot j contains the token at position j. The causal rule therefore hides them.
+        no_empty_rows = attention_mask is None  # each query sees at least its own key, which has just been reserved
         n = positions.shape[1]
         if not cache.is_ragged and cache.n_filled == n:  # prefill: a square causal mask
             return Mask(causal=True, sliding_window=sliding_window)
@@ -295,7 +296,8 @@ def init_weights(model: nn.Module, *, std: float, n_residual_writes: int = 1, se
     """Initialize matrices from a normal distribution with standard deviation `std`, and biases to 0.
 
     Projections that write to the residual stream use std / √n_residual_writes so that the magnitude of the stream does
-    not grow with depth (GPT-2). Norms keep their initial weight of 1. A model on the meta device is left unchanged.
+    not grow with depth (GPT-2). Other modules, such as norms, keep the initial values that they set themselves. A model
+    on the meta device is left unchanged.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return

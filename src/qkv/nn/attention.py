@@ -33,14 +33,15 @@ class AttentionInputs:
     scale: float
     mask: Mask | None = None
     bias: ScoreBias | None = None
-    query_positions: Int[Tensor, "#text position"] | None = None
-    """Positions of the queries within their sequences. `None` means 0, 1, 2, …"""
+    query_positions: Int[Tensor, "#batch position"] | None = None
+    """Positions of the queries in the cache, for recording (`inspection`). The mask has its own positions."""
     beams_per_source: int = 1
     """Number of batch rows that share one row of keys. Their queries are concatenated along the query axis."""
 
     def __post_init__(self) -> None:
-        (batch, n_heads, n_queries, d_head), (n_sources, n_kv_heads, n_keys, _) = self.queries.shape, self.keys.shape
-        if batch != n_sources or n_heads % n_kv_heads or d_head != self.keys.shape[3] or n_keys != self.values.shape[2]:
+        # Beams have already been folded into the query axis, so queries and keys have the same number of rows.
+        (batch, n_heads, n_queries, d_head), (n_rows, n_kv_heads, n_keys, _) = self.queries.shape, self.keys.shape
+        if batch != n_rows or n_heads % n_kv_heads or d_head != self.keys.shape[3] or n_keys != self.values.shape[2]:
             shapes = [tuple(tensor.shape) for tensor in (self.queries, self.keys, self.values)]
             raise ShapeError(f"queries, keys and values have shapes {shapes}, which do not match")
         if self.mask is not None:
@@ -65,8 +66,8 @@ class AttentionInputs:
 
     def unfold_beams(
         self, outputs: Float[Tensor, "batch head query width"]
-    ) -> Float[Tensor, "text head position width"]:
-        """Move the beams from the query axis back to the batch axis so that each sequence is a batch row again."""
+    ) -> Float[Tensor, "row head position width"]:
+        """Undo `_fold_beams`: move the beams from the query axis back to the batch axis, one row per sequence."""
         if self.beams_per_source == 1:
             return outputs
         batch, n_heads, n_all, width = outputs.shape
@@ -105,7 +106,7 @@ def fused_attention(inputs: AttentionInputs, *, dropout: float = 0.0) -> HeadOut
             is_empty_row = ~visible.any(-1, keepdim=True)
             visible = visible | is_empty_row
         if inputs.bias is None:
-            attn_mask = visible.expand(-1, -1, n_queries, -1)
+            attn_mask = visible.expand(-1, -1, n_queries, -1)  # the kernel does not broadcast the query axis
         else:
             attn_mask = inputs.bias.masked_fill(~visible, float("-inf"))
     if attn_mask is not None and attn_mask.dtype != torch.bool:
@@ -202,6 +203,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d_model, head_config.n_kv_heads * head_config.d_head, bias=bias)
         self.v_proj = nn.Linear(d_model, head_config.n_kv_heads * head_config.d_value, bias=bias)
         self.out_proj = nn.Linear(head_config.d_combined, d_model, bias=bias) if output_projection else nn.Identity()
+        # Taps are identity modules: `self.queries(queries)` returns `queries` unless somebody changes it.
         self.queries, self.keys, self.values = Tap(), Tap(), Tap()
         self.inputs, self.scores, self.weights, self.head_outputs = Tap(), Tap(), Tap(), Tap()
 

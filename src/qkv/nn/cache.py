@@ -36,6 +36,7 @@ class NonPaddingTokenSlots:
     slots: Int[Tensor, " token"]
 
     def write(self, cached: Tensor, new: Tensor) -> None:
+        # An index, a slice and an index select a tensor of shape (token, kv_head, width).
         cached[self.rows, :, self.slots] = new[self.rows, :, self.columns]
 
 
@@ -182,6 +183,7 @@ class KVCache:
         if batch != self.batch:
             raise KVCacheError(f"the cache was created for batch={self.batch}, but the ids have batch={batch}")
         is_ragged = self.is_ragged or (attention_mask is not None and not bool(attention_mask.all()))
+        # The number of tokens that each row grows by: the same number for all rows, or one number per row.
         n_added = n_new if attention_mask is None else attention_mask.sum(1)
         # Reading the lengths would synchronize with the GPU. Without padding, this is not necessary because every row
         # grows by n_new.

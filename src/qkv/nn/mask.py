@@ -87,6 +87,7 @@ class Mask:
         """Raise `ShapeError` if the mask does not fit scores of this shape."""
         if self.dense is not None:
             expected = (batch, n_heads, n_queries, n_keys)
+            # An axis of size 1 is broadcast, except that of the keys: the kernels need one entry per key.
             fits = all(size in (1, wanted) for size, wanted in zip(self.dense.shape, expected, strict=True))
             if not fits or self.dense.shape[3] != n_keys:
                 raise ShapeError(f"dense mask has shape {tuple(self.dense.shape)}, but the scores have {expected}")

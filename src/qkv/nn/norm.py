@@ -1,7 +1,7 @@
 """The normalization layers LayerNorm and RMSNorm."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.choices import NormKind
@@ -20,6 +20,10 @@ class LayerNorm(nn.Module):
     def forward(self, x: Residual) -> Residual:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the number by which the centered elements of each vector are multiplied before γ."""
+        return (x.var(-1, correction=0, keepdim=True) + self.eps).rsqrt()
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square normalization, x / √(mean of x² + ε) · γ, without centering and without β (arXiv:1910.07467)."""
@@ -31,6 +35,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Residual) -> Residual:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the number by which the elements of each vector are multiplied before γ."""
+        return (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
 
 Norm = LayerNorm | RMSNorm

@@ -21,7 +21,7 @@ from qkv.generation.generate import continue_sequences
 from qkv.generation.sampling import NextLogits
 from qkv.generation.sequence import new_sequences
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq, build
-from qkv.nn import Attention, KVCache, LayerNorm, RMSNorm
+from qkv.nn import Attention, KVCache
 from qkv.training.objectives import LossOutput, SplitObjective, cross_entropy_sum
 from qkv.training.optimizer import build_optimizers
 from qkv.training.step import build_train_step
@@ -47,7 +47,7 @@ def build_random_model(config: ModelConfig, device: torch.device, dtype: Precisi
         for name, parameter in list(part.named_parameters(recurse=False)):
             if id(parameter) not in new_parameters:
                 empty = torch.empty(parameter.shape, device=device, dtype=parameter_dtype(dtype))
-                is_norm_weight = isinstance(part, LayerNorm | RMSNorm) and name == "weight"
+                is_norm_weight = parameter.ndim == 1 and name == "weight"
                 new_parameters[id(parameter)] = nn.Parameter(
                     empty.fill_(1.0) if is_norm_weight else empty.normal_(std=INIT_STD)
                 )

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import nn
 
-from qkv.choices import Activation, AttentionKernel
+from qkv.choices import Activation, AttentionKernel, NormKind
 from qkv.cost.calibration import Calibration, TimingTable, TimingTableBuilder, merge_fastest
 from qkv.cost.workload import Precision
 from qkv.training import kernel_benchmarks
@@ -21,12 +21,10 @@ CalibrationLog = Callable[[str], None]
 ELEMENTWISE = (
     "add",
     "gate",
-    "layer",
-    "rms",
     "lookup",
     "softmax",
     "rotary",
-    *(activation.value for activation in Activation),
+    *(kind.value for kind in (*NormKind, *Activation)),
 )
 
 

@@ -120,7 +120,7 @@ def build_non_matmul(benchmark: KernelBenchmarkSettings, kind: str, n: int) -> W
                 benchmark.random_tensor(*shape, in_compute_dtype=True),
             )
             return benchmark.build_pass(lambda: x + y if kind == "add" else x * y, [x, y])
-        case "layer" | "rms":
+        case _ if kind in list(NormKind):
             x, norm = (
                 benchmark.random_tensor(*shape),
                 build_norm(NormKind(kind), width).to(benchmark.device, benchmark.weight_dtype),

@@ -89,6 +89,7 @@ def _check_ct2_support(config: Seq2SeqConfig) -> None:
         "output_projection": config.output_projection,
         "sliding_window": config.sliding_window is None,
         "d_patch": config.d_patch is None,
+        "norm": config.norm in (NormKind.LAYER, NormKind.RMS),
         "positions": config.positions in CT2_POSITIONS,
         "final_norm": not config.final_norm or config.norm_position is NormPosition.PRE,
     }

@@ -1,9 +1,10 @@
 """Preallocated tensors for the CPU decode engine, which are overwritten in every decode step."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.accel.support import known_norm
 from qkv.nn import HeadConfig, LayerNorm, RMSNorm
 
 RotaryAngles = tuple[Tensor, Tensor]
@@ -76,7 +77,8 @@ class DecodeBuffers:
 class BufferedNorm:
     """LayerNorm or RMSNorm that uses few torch calls. On a CPU, torch's RMSNorm consists of eight calls."""
 
-    def __init__(self, norm: LayerNorm | RMSNorm) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        norm = known_norm(module)
         self._weight, self._shape = norm.weight.detach(), tuple(norm.weight.shape)
         self._eps = norm.eps
         self._is_rms = isinstance(norm, RMSNorm)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.accel.support import known_norm
 from qkv.choices import Activation
 from qkv.models import GPT
 from qkv.nn import Block, LayerNorm, RMSNorm
@@ -65,7 +66,7 @@ class KernelWeights:
     def __init__(self, model: GPT) -> None:
         blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.layers = [_fuse_layer(block) for block in blocks]
-        final_norm = model.final_norm if isinstance(model.final_norm, LayerNorm | RMSNorm) else None
+        final_norm = None if isinstance(model.final_norm, nn.Identity) else known_norm(model.final_norm)
         unembedding = model.unembedding
         self.unembedding = FusedLinear(unembedding.weight, unembedding.bias, norm=final_norm, scale=unembedding.scale)
         self.token_embedding, self.embedding_scale = model.embedding.token.weight, model.embedding.scale
@@ -327,11 +328,11 @@ def _fuse_layer(block: Block) -> tuple[FusedLinear, FusedLinear, FusedLinear, Fu
     gate_proj, up_proj = feed_forward.gate_proj, feed_forward.up_proj
     up = _concatenate_linears(up_proj) if gate_proj is None else _concatenate_linears(gate_proj, up_proj)
     return (
-        FusedLinear(*qkv_proj, norm=block.attention_norm),
+        FusedLinear(*qkv_proj, norm=known_norm(block.attention_norm)),
         FusedLinear(attention.out_proj.weight, attention.out_proj.bias, adds_to_residual=True),
         FusedLinear(
             *up,
-            norm=block.feed_forward_norm,
+            norm=known_norm(block.feed_forward_norm),
             activation=ACTIVATION_CODES[feed_forward.activation],
             is_gated=gate_proj is not None,
         ),

@@ -6,7 +6,6 @@ the input, on torch.compile and on autocast.
 """
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from qkv.accel.cuda.fused_autograd import (
     residual_and_bf16_norm_fused_backward,
 )
 from qkv.accel.cuda.materialize import materialize_under_compile
-from qkv.accel.support import has_hooks_or_is_active_tap
+from qkv.accel.support import has_hooks_or_is_active_tap, known_norm
 from qkv.accel.swap import SublayerFunction, share_attributes
 from qkv.choices import Activation, NormPosition
 from qkv.nn import Attention, Block, FeedForward, LayerNorm, RMSNorm, Tap, Unembedding
@@ -126,7 +125,7 @@ class FusedBlock(Block):
         )
         if not can_fuse or type(norm) not in (LayerNorm, RMSNorm):
             return super().add_sublayer(x, norm, sublayer, tap)
-        x, normed = residual_and_bf16_norm_fused_backward(x, cast("LayerNorm | RMSNorm", norm))
+        x, normed = residual_and_bf16_norm_fused_backward(x, known_norm(norm))
         return x + self.dropout(tap(sublayer(normed)))
 
 
