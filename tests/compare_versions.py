@@ -97,7 +97,8 @@ class Version:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
-        self.is_old = "vocabulary_size" in (root / "src/qkv/config/model.py").read_text(encoding="utf-8")
+        files = (root / "src/qkv/config").glob("*.py")
+        self.is_old = any("vocabulary_size:" in file.read_text(encoding="utf-8") for file in files)
         folder.mkdir()
 
     def run(self, *arguments: str, lines: list[str] | None = None) -> str:
