@@ -22,8 +22,9 @@ from qkv.cost.prediction import predict_time
 from qkv.cost.workload import DeviceType
 from qkv.inspection.figures import new_figure
 from qkv.training.benchmark_steps import Step, build_random_model, configure_model_and_build_step
-from qkv.training.device_calibration import CPU, GPU, calibrate, gpu_name_or_cpu_threads
+from qkv.training.device_calibration import CPU, GPU, calibrate
 from qkv.training.timer import Timer
+from qkv.utils import gpu_name_or_cpu_threads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,6 +33,7 @@ __all__ = [
     "CUDAGraphStep",
     "EncodeEngine",
     "accelerated",
+    "check_backend_runs_on_device",
     "check_int8_supported",
     "decode_engine",
     "encode_engine",
@@ -40,6 +41,7 @@ __all__ = [
     "explain_training_backends",
     "find_fused_loss",
     "quantize_linears_to_int8",
+    "reason_unsupported",
     "select_backend",
     "select_training_backend",
 ]
@@ -71,12 +73,23 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def device_type(self) -> Literal["cpu", "cuda"] | None:
+        """The type of the devices that the backend runs on, or `None` if it runs on all devices."""
+        ...
+
     def supports(self, model: Model) -> str | None:
-        """Return `None` if the backend can run the model in its present state, and otherwise the reason."""
+        """Return `None` if the backend can run the model in its present state, and otherwise the reason.
+
+        The model must be on a device of type `device_type`, which `reason_unsupported` checks first.
+        """
         ...
 
     def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:
-        """Return `None` if the backend can train the model with these settings, and otherwise the reason."""
+        """Return `None` if the backend can train the model with these settings, and otherwise the reason.
+
+        The model must be on a device of type `device_type`.
+        """
         ...
 
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine: ...
@@ -90,6 +103,7 @@ class EagerBackend:
     """The reference implementation, which runs the `forward` methods of the models."""
 
     name = BackendName.EAGER
+    device_type = None
 
     def supports(self, model: Model) -> str | None:  # noqa: ARG002
         return None
@@ -136,24 +150,45 @@ def select_backend(model: Model, backend: str = BackendName.AUTO) -> Backend:
 
     Raises `InputError` if the named backend does not support the model.
     """
-    return _select_backend(lambda candidate: candidate.supports(model), backend)
+    return _select_backend(lambda candidate: reason_unsupported(candidate, model), backend)
 
 
 def select_training_backend(model: nn.Module, config: TrainingConfig, backend: str = BackendName.AUTO) -> Backend:
     """Return the backend with this name, or the fastest one that can train the model with these settings."""
-    return _select_backend(lambda candidate: candidate.supports_training(model, config), backend)
+    return _select_backend(lambda candidate: _reason_training_unsupported(candidate, model, config), backend)
 
 
 def explain_backends(model: Model, backend: str = BackendName.AUTO) -> tuple[str, dict[str, str]]:
     """Return the name of the selected backend, and for each faster backend the reason why it is not used."""
-    return _explain_backends(lambda candidate: candidate.supports(model), backend)
+    return _explain_backends(lambda candidate: reason_unsupported(candidate, model), backend)
 
 
 def explain_training_backends(
     model: nn.Module, config: TrainingConfig, backend: str = BackendName.AUTO
 ) -> tuple[str, dict[str, str]]:
     """Return the same as `explain_backends`, but for training."""
-    return _explain_backends(lambda candidate: candidate.supports_training(model, config), backend)
+    return _explain_backends(lambda candidate: _reason_training_unsupported(candidate, model, config), backend)
+
+
+def reason_unsupported(backend: Backend, model: Model) -> str | None:
+    """Return why the backend cannot run the model in its present state on its present device, or `None` if it can."""
+    return _reason_not_on_device(backend, next(model.parameters()).device) or backend.supports(model)
+
+
+def check_backend_runs_on_device(backend: str, device: torch.device) -> None:
+    """Raise `InputError` if the named backend cannot run any model on this device."""
+    _select_backend(lambda candidate: _reason_not_on_device(candidate, device), backend)
+
+
+def _reason_training_unsupported(backend: Backend, model: nn.Module, config: TrainingConfig) -> str | None:
+    reason = _reason_not_on_device(backend, next(model.parameters()).device)
+    return reason or backend.supports_training(model, config)
+
+
+def _reason_not_on_device(backend: Backend, device: torch.device) -> str | None:
+    if backend.device_type in (None, device.type):
+        return None
+    return f"the model is on {device}, not on {'an NVIDIA GPU' if backend.device_type == 'cuda' else 'a CPU'}"
 
 
 def _select_backend(reason_against: Callable[[Backend], str | None], backend: str) -> Backend:

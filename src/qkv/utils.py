@@ -29,6 +29,14 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
+def gpu_name_or_cpu_threads(device: torch.device) -> str:
+    """Return the name of the GPU or, for a CPU, the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    n = torch.get_num_threads()
+    return f"cpu, {n} thread{'s' if n > 1 else ''}"
+
+
 def first_out_of_range(indices: Tensor, n: int) -> int | None:
     """Return an index outside 0 … n − 1, or `None` if there is none or if the values cannot be read cheaply.
 

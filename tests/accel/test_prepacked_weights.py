@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from qkv.accel.cpu.onednn_linear import MIN_ONEDNN_SIZE
 from qkv.accel.cpu.prepacked_weights import (
     BLOCK_COLUMNS,
     MIN_BLOCKED_SIZE,
-    MIN_ONEDNN_SIZE,
     MIN_PADDED_SIZE,
     ConcatenatedLinear,
     PackedInt8Linear,

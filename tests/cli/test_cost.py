@@ -14,7 +14,7 @@ from qkv.cli.cost_plan import COST_DEVICE_NAMES, parse_count
 from qkv.cost.calibration import load_calibration, save_calibration
 from qkv.cost.devices import DEVICES
 from qkv.errors import ConfigError, InputError, QKVError
-from qkv.training.device_calibration import gpu_name_or_cpu_threads
+from qkv.utils import gpu_name_or_cpu_threads
 from tests.cost.synthetic_calibration import make_calibration
 
 WITHOUT_TORCH = """

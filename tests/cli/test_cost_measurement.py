@@ -10,7 +10,7 @@ from qkv.cli import app, cost_measurement
 from qkv.cost.calibration import matches_device, save_calibration
 from qkv.cost.devices import find_device
 from qkv.errors import InputError
-from qkv.training.device_calibration import gpu_name_or_cpu_threads
+from qkv.utils import gpu_name_or_cpu_threads
 from tests.cli.test_cost import run
 from tests.cost.synthetic_calibration import make_calibration
 

@@ -12,7 +12,7 @@ from qkv.cost import Precision, cache_bytes
 from qkv.cost.calibration import default_calibration_path, save_calibration
 from qkv.inspection import prepare_gpt_input_from_ids, run_with_cache
 from qkv.tasks import Translator
-from qkv.training.device_calibration import gpu_name_or_cpu_threads
+from qkv.utils import gpu_name_or_cpu_threads
 from tests.cost.synthetic_calibration import make_calibration
 from tests.serving.explorer_client import TEXT, explorer, get_data, split_frames, tasks
 from tests.tasks.small_translator import small_translator

@@ -21,7 +21,7 @@ def validated_measurement_device_name(estimate: "Estimate", requested_device: "D
     from qkv.cost.calibration import matches_device
     from qkv.cost.devices import USABLE_MEMORY_FRACTION
     from qkv.cost.estimate import format_bytes
-    from qkv.training.device_calibration import gpu_name_or_cpu_threads
+    from qkv.utils import gpu_name_or_cpu_threads
 
     device = select_device("cpu" if requested_device is not None and requested_device.name == "cpu" else "auto")
     name = gpu_name_or_cpu_threads(device)

@@ -154,11 +154,13 @@ def train(
     """
     from qkv.cli.process import distributed_context, retain_freed_memory
     from qkv.cli.training_run import RunOptions, prepare_and_train_run, print_dry_run, resume_run
+    from qkv.engines import check_backend_runs_on_device
     from qkv.training import DEFAULT_MINUTES, auto_recipe, with_steps_and_scaled_intervals
 
     options = RunOptions(tensorboard=tensorboard, profile=profile, trace=trace, backend=backend)
     options.check()
     with distributed_context(select_device(device), sharding) as (distributed, rank_device):
+        check_backend_runs_on_device(backend, rank_device)
         if rank_device.type == "cpu":
             retain_freed_memory()  # makes a step of GPT-2 124M about 12 % faster without changing the results
         if resume is not None:

@@ -152,8 +152,8 @@ def estimate_and_print_run(
     from qkv.cost import Mode, Precision, estimate_run
     from qkv.cost.calibration import find_newest_calibration
     from qkv.training import measure_matmul_flops
-    from qkv.training.device_calibration import gpu_name_or_cpu_threads
     from qkv.training.objectives import uses_bfloat16
+    from qkv.utils import gpu_name_or_cpu_threads
 
     training = distributed.shrink_micro_batch_to_fill_ranks(recipe.training)
     dtype = Precision.MIXED if uses_bfloat16(training.precision, device) else Precision.FLOAT32

@@ -36,7 +36,7 @@ from qkv.serving.run_cache import build_interventions, token_label, tokens_to_js
 from qkv.serving.schemas import GenerateRequest, PatchSpec
 from qkv.tasks import LanguageModel, Task
 from qkv.text import StreamingDecoder
-from qkv.training.device_calibration import gpu_name_or_cpu_threads
+from qkv.utils import gpu_name_or_cpu_threads
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from qkv.training.kernel_benchmarks import KernelBenchmarkSettings
 from qkv.training.launch_overhead import LaunchOverheadBenchmark
 from qkv.training.reference_steps import measure_reference_steps
 from qkv.training.timer import Timer, WorkFunction
+from qkv.utils import gpu_name_or_cpu_threads
 
 CalibrationLog = Callable[[str], None]
 ELEMENTWISE = (
@@ -134,14 +135,6 @@ def calibrate(
         launch_overheads=launch_overheads.overheads(),
         reference_steps=reference_steps,
     )
-
-
-def gpu_name_or_cpu_threads(device: torch.device) -> str:
-    """Return the name of the GPU or, for a CPU, the number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    n = torch.get_num_threads()
-    return f"cpu, {n} thread{'s' if n > 1 else ''}"
 
 
 def _measure_table(

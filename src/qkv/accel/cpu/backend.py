@@ -39,6 +39,7 @@ class CPUBackend:
     """
 
     name = BackendName.CPU
+    device_type = "cpu"
 
     _lock: Lock = field(default_factory=Lock)
     _prepacked: WeakKeyDictionary[nn.Module, PrepackedWeights] = field(default_factory=WeakKeyDictionary)

@@ -10,13 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.accel.cpu.prepacked_weights import MIN_ONEDNN_SIZE, has_onednn
 from qkv.accel.swap import FindReplacement, share_attributes
 from qkv.choices import Precision
 from qkv.config import TrainingConfig
 from qkv.models import GPT
 from qkv.nn import Unembedding
 from qkv.tensors import Logits
+
+MIN_ONEDNN_SIZE = 2**17
+"""Matrix size in elements from which oneDNN saves more time than the overhead of its call."""
+
+
+def has_onednn() -> bool:
+    """Return whether torch has the oneDNN operators that torch.compile uses."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class OneDNNLinear(nn.Linear):

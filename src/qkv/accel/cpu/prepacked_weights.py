@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.accel.cpu.huge_pages import contiguous_in_huge_pages
+from qkv.accel.cpu.onednn_linear import MIN_ONEDNN_SIZE, has_onednn
 from qkv.accel.int8 import Int8Linear, Int8Unembedding
 from qkv.accel.support import tensor_version
 from qkv.choices import Activation
@@ -20,8 +21,6 @@ from qkv.nn.feed_forward import activate
 
 MIN_BLOCKED_SIZE = 2**15
 """Matrix size in elements from which a single row is multiplied by column blocks rather than the full matrix."""
-MIN_ONEDNN_SIZE = 2**17
-"""Matrix size in elements from which oneDNN saves more time than the overhead of its call."""
 MIN_PADDED_SIZE = 2**20
 """Matrix size in elements that exceeds the CPU caches.
 
@@ -223,8 +222,3 @@ def _int8_linear_of(module: nn.Linear | Unembedding | Int8Linear) -> Int8Linear 
     if isinstance(module, Int8Unembedding):
         return module.int8
     return module if isinstance(module, Int8Linear) else None
-
-
-def has_onednn() -> bool:
-    """Return whether torch has the oneDNN operators that torch.compile uses."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -33,14 +33,13 @@ class CUDABackend:
     """
 
     name = BackendName.CUDA
+    device_type = "cuda"
 
     _lock: Lock = field(default_factory=Lock)
     _pools: WeakKeyDictionary[nn.Module, CUDADecodeStepPool] = field(default_factory=WeakKeyDictionary)
 
     def supports(self, model: Model) -> str | None:
         """Return `None` if the backend can run the model, and otherwise the reason why it cannot."""
-        if (reason := _reason_not_on_gpu(model)) is not None:
-            return reason
         match model:
             case GPT():
                 if find_spec("triton") is None:
@@ -52,8 +51,7 @@ class CUDABackend:
                 return "requires evaluation mode (model.eval())" if model.training else None
 
     def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:  # noqa: ARG002
-        """Return `None` if the model is on a GPU, and otherwise the reason why it cannot be trained."""
-        return _reason_not_on_gpu(model)
+        return None
 
     def decode_engine(self, model: GPT | Seq2Seq | RNNSeq2Seq, *, batch: int, capacity: int) -> DecodeEngine:
         match model:
@@ -71,11 +69,6 @@ class CUDABackend:
 
     def encode_engine(self, model: BERT, *, compile: bool = False) -> PackedEncoder:  # noqa: A002 - torch's term
         return PackedEncoder(model, compiled=compile)
-
-
-def _reason_not_on_gpu(model: nn.Module) -> str | None:
-    parameter = next(model.parameters())
-    return None if parameter.is_cuda else f"the model is on {parameter.device}, not on an NVIDIA GPU"
 
 
 def reason_kernels_are_unsupported(model: GPT) -> str | None:

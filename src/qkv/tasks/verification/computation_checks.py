@@ -7,7 +7,7 @@ import torch
 
 from qkv.choices import AttentionKernel
 from qkv.config import BeamConfig, SamplingConfig
-from qkv.engines import Backend
+from qkv.engines import Backend, reason_unsupported
 from qkv.generation import EngineFactory, beam_generate, eager_engine, generate, translate
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.nn import use_attention_kernel
@@ -75,7 +75,7 @@ def compare_compiled(case: VerificationCase) -> float:
 
 def compare_backend(case: VerificationCase, *, backend: Backend) -> float:
     """Compare the tokens that a backend generates, or the states that it encodes, with the eager implementation."""
-    if (reason := backend.supports(case.model)) is not None:
+    if (reason := reason_unsupported(backend, case.model)) is not None:
         raise NotCheckedError(reason)
     if isinstance(case.model, BERT):
         engine = backend.encode_engine(case.model)
