@@ -244,11 +244,9 @@ def test_a_non_finite_loss_has_exit_status_1(command, recipe_file, monkeypatch):
 
 
 def test_an_interrupted_preparation_can_be_resumed(command, recipe_file, tmp_path, monkeypatch):
-    import qkv.training.preparation
+    import qkv.training.gpt
 
-    monkeypatch.setattr(
-        qkv.training.data_preparation, "prepare_store", lambda *_args, **_kwargs: os.kill(os.getpid(), 15)
-    )
+    monkeypatch.setattr(qkv.training.gpt, "prepare_store", lambda *_args, **_kwargs: os.kill(os.getpid(), 15))
     answer = command("train", recipe_file, "--out", "run", "--device", "cpu")
     assert answer.status == 143
     assert re.fullmatch(r"qkv: .*SIGTERM.*: qkv train --resume run\n", answer.err)

@@ -26,7 +26,7 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
 
     It creates `signaled` when it has received a signal.
     """
-    from qkv.training import bert, data_preparation, loop, step, translation
+    from qkv.training import bert, gpt, loop, step, translation
 
     def with_pause(function):
         def wait(*arguments, **keywords):
@@ -43,9 +43,9 @@ def run_with_pause(phase: str, folder: str, arguments: list[str]) -> None:
         return wait
 
     functions = {
-        "tokenizer": [(data_preparation, "train_tokenizer")],
+        "tokenizer": [(gpt, "train_tokenizer"), (translation, "train_tokenizer")],
         "store": [
-            (data_preparation, "prepare_store"),
+            (gpt, "prepare_store"),
             (bert, "prepare_sentence_store"),
             (translation, "tokenize_and_delete_pair_texts"),
         ],

@@ -39,7 +39,7 @@ from qkv.nn.positions import PositionInfo
 from qkv.nn.recurrent import BidirectionalRecurrentEncoder
 from qkv.text.token_display import _count_new_words
 from qkv.text.tokenizer import Encoding, StreamingDecoder, encode_texts, encode_truncated
-from qkv.training.evaluation import EvaluationResult, evaluate
+from qkv.training.loop import EvaluationResult, evaluate
 from qkv.training.optimizer import build_optimizers, learning_rate, load_optimizer_state
 from qkv.training.step import accumulate_gradients
 from qkv.weights.checkpoint_folder import INT8_MAX, quantize_rows

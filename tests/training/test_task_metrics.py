@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from qkv.choices import ProblemType
-from qkv.training.evaluation import (
+from qkv.training.task_metrics import (
     accuracy,
     compute_task_metrics,
     confusion_matrix,

@@ -182,7 +182,7 @@ def _evaluate_language_model(
     task: "LanguageModel", files: list[Path], *, limit: int | None
 ) -> dict[str, float | int | None]:
     from qkv.data import read_documents
-    from qkv.training.evaluation import EvaluationResult
+    from qkv.training.loop import EvaluationResult
 
     documents = islice(read_documents(files), limit)
     scores = list(track_progress(task.score_documents(documents), "documents"))

@@ -92,6 +92,22 @@ def parse_text_sources(source_specs: Sequence[str | Path]) -> list[TextSource]:
     return sources
 
 
+def resolve_data_files(patterns: tuple[str, ...], data_folder: Path) -> list[Path]:
+    """Expand file patterns relative to the data folder.
+
+    Raises `InputError` if a pattern matches no file.
+    """
+    files = []
+    for pattern in patterns:
+        path = data_folder / pattern
+        matches = sorted(path.parent.glob(path.name)) if "*" in pattern else [path]
+        if not matches:
+            raise InputError(f"{path}: no file matches this path")
+        files += matches
+    parse_text_sources(files)
+    return files
+
+
 def parse_single_file_source(path: str | Path) -> TextSource:
     """Return the source for a single file to read line by line. Folders and document slices are rejected."""
     if Path(path).is_dir():

@@ -9,8 +9,8 @@ from qkv.choices import ProblemType
 from qkv.data.labeled_texts import ColumnNames, read_labeled_texts
 from qkv.errors import InputError
 from qkv.tasks.text_encoder import Classification, TextEncoder, TextOrPair
-from qkv.training.evaluation import compute_task_metrics, confusion_matrix, per_class_report
 from qkv.training.finetune_data import build_targets
+from qkv.training.task_metrics import compute_task_metrics, confusion_matrix, per_class_report
 
 
 def evaluate_classifier(

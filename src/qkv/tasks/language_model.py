@@ -24,7 +24,7 @@ from qkv.tasks.log_likelihood import document_nll_sums
 from qkv.text import StreamingDecoder, Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.training.evaluation import EvaluationResult
+    from qkv.training.loop import EvaluationResult
 
 PROMPTS_PER_BATCH = 32
 """The number of prompts per batch. Larger batches need more memory without being faster."""
@@ -205,7 +205,7 @@ class LanguageModel:
         includes the end token. The number of bytes of a document is its size in UTF-8. Documents longer than the
         context are split into overlapping windows (`log_likelihood.split_into_overlapping_windows`).
         """
-        from qkv.training.evaluation import EvaluationResult
+        from qkv.training.loop import EvaluationResult
 
         begin, end = self.tokenizer.special_id(SpecialToken.BOS), self.tokenizer.special_id(SpecialToken.EOS)
         sizes: list[tuple[int, int]] = []

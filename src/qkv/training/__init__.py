@@ -2,9 +2,8 @@
 
 from qkv.training.checkpoint import RunFolder, TrainingProgress
 from qkv.training.distributed import SINGLE_PROCESS, Distributed, SignalInterrupt, raise_on_stop_signals
-from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.family import TrainingData
-from qkv.training.loop import Trainer
+from qkv.training.loop import EvaluationResult, Trainer, evaluate
 from qkv.training.preparation import (
     PreparedRun,
     build_trainer,

@@ -19,9 +19,9 @@ from qkv.models import BERT, Model
 from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
 from qkv.text import Tokenizer
-from qkv.training.data_preparation import prepare_text_stores
-from qkv.training.evaluation import EvaluationResult, evaluate
 from qkv.training.family import ProgressBars, TrainingData
+from qkv.training.gpt import prepare_text_stores
+from qkv.training.loop import EvaluationResult, evaluate
 from qkv.training.objectives import (
     DeviceInputs,
     LossOutput,

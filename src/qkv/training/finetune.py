@@ -21,12 +21,12 @@ from qkv.text import Encoding, Tokenizer, tokenizer_files
 from qkv.training.checkpoint import LogFunction, RunFolder
 from qkv.training.classification import STEP_METRICS, classification_objective, predict_labels_in_row_order
 from qkv.training.distributed import SignalInterrupt
-from qkv.training.evaluation import compute_task_metrics, confusion_matrix
 from qkv.training.family import TrainingData
 from qkv.training.finetune_data import EncodedTaskTexts, LabeledTask, sample_rows, tokenize_task_texts
 from qkv.training.loop import MetricsCallback, Trainer
 from qkv.training.lora import freeze_and_add_attention_lora
 from qkv.training.step import build_train_step
+from qkv.training.task_metrics import compute_task_metrics, confusion_matrix
 from qkv.weights.model_loader import load_model
 
 RESULT_FILE = "result.json"

@@ -10,6 +10,7 @@ import torch
 from qkv.choices import BackendName
 from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.config.base import Config
+from qkv.data.documents import resolve_data_files
 from qkv.data.file_io import convert_os_errors_to_disk_error, write_atomically
 from qkv.errors import ConfigError, InputError, RunError
 from qkv.models import Model, build
@@ -17,7 +18,6 @@ from qkv.nn import Blocks
 from qkv.text import tokenizer_files
 from qkv.training.bert import BERTFamily
 from qkv.training.checkpoint import RunFolder, check_fingerprints, record_fingerprints
-from qkv.training.data_preparation import resolve_data_files
 from qkv.training.distributed import SINGLE_PROCESS, Distributed
 from qkv.training.family import Corpus, Family, ProgressBars
 from qkv.training.gpt import GPTFamily

@@ -1,9 +1,9 @@
-"""Train translation models with teacher forcing."""
+"""Prepare sentence pairs, and train translation models with teacher forcing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.choices import SpecialToken
+from qkv.choices import SpecialToken, SpecialTokenStyle
 from qkv.config import PairsConfig, Recipe, Seq2SeqConfig, TrainingConfig
+from qkv.data.documents import ProgressCallback, resolve_data_files
 from qkv.data.pair_batches import PairBatch, PairBatches
-from qkv.data.pair_store import PAIRS_FILE, PairStore, tokenize_and_delete_pair_texts
+from qkv.data.pair_files import (
+    EmptyUnevenDuplicatePairFilter,
+    Pair,
+    PairFile,
+    check_languages_not_swapped,
+    split_pairs,
+    take_sample,
+)
+from qkv.data.pair_store import (
+    PAIRS_FILE,
+    SIDES,
+    TEXTS_FILE,
+    PairStore,
+    iterate_pair_texts,
+    tokenize_and_delete_pair_texts,
+    write_pair_texts_and_counts,
+)
 from qkv.engines import decode_engine
-from qkv.errors import ConfigError
+from qkv.errors import ConfigError, InputError
 from qkv.generation.translate import translate
 from qkv.models import Model, RNNSeq2Seq, Seq2Seq
 from qkv.nn import Block
 from qkv.nn.embedding import check_ids_shape_dtype_range
 from qkv.tensors import IGNORE_INDEX
-from qkv.text import Tokenizer
+from qkv.text import Tokenizer, load_tokenizer, train_tokenizer
 from qkv.text.translation_metrics import score_translations
-from qkv.training.data_preparation import (
-    get_pairs_config,
-    load_or_train_pair_tokenizers,
-    write_clean_train_and_validation_pairs,
-)
 from qkv.training.family import ProgressBars, TrainingData
+from qkv.training.gpt import TOKENIZER_CHARACTERS
 from qkv.training.objectives import LossOutput, Metric, Objective, autocast_factory, chunked_loss_sum, cross_entropy_sum
 
 N_SAMPLES = 3
@@ -44,14 +57,14 @@ class TranslationFamily:
     """
 
     def prepare(self, recipe: Recipe, folder: Path, data_folder: Path, *, progress: ProgressBars) -> None:
-        settings = get_pairs_config(recipe)
+        settings = _get_pairs_config(recipe)
         if settings.n_eval_translations and (recipe.data.validation or recipe.data.validation_fraction):
             score_translations(
                 ["now"], ["now"], n_bootstrap_samples=0
             )  # raises an error now, rather than at the first evaluation, if sacrebleu is missing
         if not (folder / "train" / PAIRS_FILE).exists():
-            write_clean_train_and_validation_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
-        tokenizers = load_or_train_pair_tokenizers(
+            _write_clean_train_and_validation_pairs(recipe, folder, data_folder, progress("cleaning the pairs"))
+        tokenizers = _load_or_train_pair_tokenizers(
             recipe, folder / "train", data_folder, progress("training the tokenizer")
         )
         for part in ("train", "validation"):
@@ -61,7 +74,7 @@ class TranslationFamily:
     def open(self, recipe: Recipe, folder: Path) -> "PairsCorpus":
         has_validation = (folder / "validation" / PAIRS_FILE).exists()
         return PairsCorpus(
-            settings=get_pairs_config(recipe),
+            settings=_get_pairs_config(recipe),
             training=recipe.training,
             train=PairStore.open(folder / "train"),
             validation=PairStore.open(folder / "validation") if has_validation else None,
@@ -251,3 +264,131 @@ def force_eager() -> AbstractContextManager[object]:
     Evaluation and generation use different shapes, a cache and no gradients, which would trigger recompilation.
     """
     return torch.compiler.set_stance("force_eager")
+
+
+def _get_pairs_config(recipe: Recipe) -> PairsConfig:
+    assert recipe.pairs is not None  # guaranteed by the validation of Recipe
+    return recipe.pairs
+
+
+def _write_clean_train_and_validation_pairs(
+    recipe: Recipe, folder: Path, data_folder: Path, progress: ProgressCallback
+) -> None:
+    """Clean the sentence pairs and write them to the training and validation stores.
+
+    The validation store is written first, so both stores are complete if the training store exists.
+    """
+    settings = _get_pairs_config(recipe)
+    train = _find_pair_files_by_pattern(recipe.data.train, data_folder, settings)
+    validation = _find_pair_files_by_pattern(recipe.data.validation, data_folder, settings)
+    if unknown := [name for name in settings.repeat if name not in train]:
+        raise ConfigError(
+            f"pairs.repeat contains the key '{unknown[0]}', which is not in data.train: {', '.join(train)}"
+        )
+    first = take_sample(next(iter(train.values()))[0].read())
+    for file in chain.from_iterable((*train.values(), *validation.values())):
+        check_languages_not_swapped(first, file.read(), name=str(file.source))
+    cleaner = EmptyUnevenDuplicatePairFilter(max_length_ratio=settings.max_length_ratio)
+    if validation:
+        # Clean the validation pairs first so that the same cleaner then drops their duplicates from the training data.
+        write_pair_texts_and_counts(
+            _read_clean_pairs(validation, cleaner, progress), folder / "validation", dropped=cleaner.dropped
+        )
+        cleaner.dropped.clear()
+    pairs = _read_clean_pairs(train, cleaner, progress)
+    if recipe.data.validation_fraction is not None:
+        pairs = _write_validation_and_return_train(
+            pairs, recipe.data.validation_fraction, folder, seed=recipe.training.seed
+        )
+    write_pair_texts_and_counts(pairs, folder / "train", dropped=cleaner.dropped)
+
+
+def _find_pair_files_by_pattern(
+    patterns: tuple[str, ...], data_folder: Path, settings: PairsConfig
+) -> dict[str, list[PairFile]]:
+    return {
+        pattern: [
+            PairFile.from_source(path, settings.target_suffix) for path in resolve_data_files((pattern,), data_folder)
+        ]
+        for pattern in patterns
+    }
+
+
+def _read_clean_pairs(
+    files: Mapping[str, list[PairFile]], cleaner: EmptyUnevenDuplicatePairFilter, progress: ProgressCallback
+) -> dict[str, Iterable[Pair]]:
+    """Read and clean the files lazily, one after the other."""
+
+    def read_files(pair_files: list[PairFile]) -> Iterator[Pair]:
+        return chain.from_iterable(cleaner(file.read(progress)) for file in pair_files)
+
+    return {name: read_files(pair_files) for name, pair_files in files.items()}
+
+
+def _write_validation_and_return_train(
+    files: Mapping[str, Iterable[Pair]], fraction: float, folder: Path, *, seed: int
+) -> dict[str, list[Pair]]:
+    """Hold out a fraction of the pairs for validation and return the remaining pairs for training.
+
+    The pairs are split by connected components so that no validation sentence occurs in the training data.
+    """
+    pairs_by_file = {name: list(pairs) for name, pairs in files.items()}
+    all_pairs = list(chain.from_iterable(pairs_by_file.values()))
+    n_held_out = round(fraction * len(all_pairs))
+    if not 0 < n_held_out < len(all_pairs):
+        raise InputError(f"{len(all_pairs)} pairs are not enough to hold out {fraction:.0%} for validation")
+    split = split_pairs(all_pairs, n_dev=n_held_out, n_test=0, seed=seed)
+    write_pair_texts_and_counts({"held out": [all_pairs[i] for i in split.dev]}, folder / "validation", dropped={})
+    train_rows, remaining, first = set(split.train.tolist()), {}, 0
+    for name, pairs in pairs_by_file.items():
+        remaining[name] = [pair for i, pair in enumerate(pairs, first) if i in train_rows]
+        first += len(pairs)
+    return remaining
+
+
+def _load_or_train_pair_tokenizers(
+    recipe: Recipe, folder: Path, relative_to: Path, progress: ProgressCallback
+) -> dict[str, Tokenizer]:
+    """Prepare the source and target tokenizers.
+
+    Each tokenizer is taken from an interrupted earlier call, loaded from the path in the recipe (relative to
+    `relative_to`), or trained on the pairs.
+    """
+    settings = _get_pairs_config(recipe)
+    is_joint = settings.source_vocab_size is None
+    sizes = {"source": settings.source_vocab_size or 0, "target": recipe.tokenizer.vocab_size}
+    tokenizers: dict[str, Tokenizer] = {}
+    for side in SIDES:
+        tokenizer_folder = folder / ("source" if is_joint else side)
+        if (tokenizer_folder / "tokenizer.json").is_file():
+            tokenizers[side] = load_tokenizer(tokenizer_folder)
+        elif is_joint and tokenizers:
+            tokenizers[side] = tokenizers["source"]
+        elif recipe.tokenizer.path is not None and (is_joint or side == "target"):
+            tokenizers[side] = load_tokenizer(relative_to / recipe.tokenizer.path)
+        else:
+            size = sizes["target" if is_joint else side]
+            tokenizers[side] = _train_pair_tokenizer(recipe, folder, None if is_joint else side, size=size)
+    n_ids = tokenizers["target"].vocab_size
+    if recipe.tokenizer.path is not None and n_ids != recipe.tokenizer.vocab_size:
+        raise ConfigError(
+            f"tokenizer.vocab_size must be {n_ids}, the size of {recipe.tokenizer.path}, got "
+            f"{recipe.tokenizer.vocab_size}"
+        )
+    progress(1, 1)
+    return tokenizers
+
+
+def _train_pair_tokenizer(recipe: Recipe, folder: Path, side: str | None, *, size: int) -> Tokenizer:
+    settings = recipe.tokenizer
+    # For a very large corpus, every n-th pair is sufficient.
+    step = 1 + (folder / TEXTS_FILE).stat().st_size // (2 * TOKENIZER_CHARACTERS)
+    texts = iterate_pair_texts(folder, side=side, repeat=_get_pairs_config(recipe).repeat, step=step)
+    return train_tokenizer(
+        settings.kind,
+        texts,
+        vocab_size=size,
+        style=SpecialTokenStyle.SEQ2SEQ,
+        lowercase=settings.lowercase,
+        add_prefix_space=True,
+    )
