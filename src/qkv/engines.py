@@ -74,7 +74,7 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     @property
-    def device_type(self) -> Literal["cpu", "cuda"] | None:
+    def device_type(self) -> str | None:
         """The type of the devices that the backend runs on, or `None` if it runs on all devices."""
         ...
 

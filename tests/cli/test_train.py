@@ -230,6 +230,12 @@ def test_options_without_an_effect_on_a_recipe_are_rejected(command, recipe_file
     assert_error(command("train", recipe_file, *option), f"{option[0]} ", "recipe", "training.steps=200")
 
 
+def test_a_backend_for_another_device_is_rejected_before_the_data_is_prepared(command, recipe_file, tmp_path):
+    answer = command("train", recipe_file, "--out", "run", "--device", "cpu", "--backend", "cuda")
+    assert_error(answer, "--backend cuda: the model is on cpu, not on an NVIDIA GPU")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_non_finite_loss_has_exit_status_1(command, recipe_file, monkeypatch):
     from qkv.training.step import EagerStep
 
