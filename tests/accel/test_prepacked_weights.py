@@ -18,7 +18,7 @@ from qkv.accel.cpu.prepacked_weights import (
 )
 from qkv.accel.int8 import Int8Linear
 from qkv.choices import Activation
-from qkv.nn.feed_forward import activate
+from qkv.nn.block import activate
 
 SHAPES = {
     "tiny": [(13, 7)],

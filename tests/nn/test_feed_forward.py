@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from qkv.choices import Activation
 from qkv.nn import FeedForward
-from qkv.nn.feed_forward import activate
+from qkv.nn.block import activate
 
 BATCH, N, D_MODEL, D_FF = 2, 7, 5, 11
 

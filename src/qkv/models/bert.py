@@ -9,7 +9,7 @@ from qkv.config import BERTConfig
 from qkv.errors import ConfigError
 from qkv.models.stack import Stack, build_norm, build_unembedding, init_weights
 from qkv.nn import TokenEmbedding
-from qkv.nn.feed_forward import activate
+from qkv.nn.block import activate
 from qkv.tensors import AttentionMask, Ids, Logits, Residual
 
 

@@ -1,10 +1,9 @@
 """Building blocks for models: attention, masks, caches, positions, norms, feed-forward and recurrent layers."""
 
 from qkv.nn.attention import Attention, AttentionInputs, HeadConfig, scaled_dot_product_attention, use_attention_kernel
-from qkv.nn.block import Block, Blocks, Source
+from qkv.nn.block import Block, Blocks, FeedForward, Source
 from qkv.nn.cache import KVCache
 from qkv.nn.embedding import InputEmbedding, PatchProjection, TokenEmbedding, Unembedding
-from qkv.nn.feed_forward import FeedForward
 from qkv.nn.mask import CAUSAL, Mask
 from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
 from qkv.nn.tap import Tap

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from qkv.choices import NormPosition
+from qkv.choices import Activation, NormPosition
 from qkv.errors import ConfigError, KVCacheError
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KVCache, LayerCache, LayerSourceCache
-from qkv.nn.feed_forward import FeedForward
 from qkv.nn.mask import Mask
 from qkv.nn.norm import Norm
 from qkv.nn.positions import ALiBi, PositionInfo, RelativeBias, RotaryEmbedding
@@ -40,6 +40,48 @@ class Source:
             return self
         mask = self.mask.materialize_if_kernel_needs_it(1, self.states.shape[1], self.states.device)
         return Source(states=self.states, mask=mask)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case Activation.RELU:
+            return F.relu(x)
+        case Activation.GELU:
+            return F.gelu(x)
+        case Activation.GELU_TANH:
+            return F.gelu(x, approximate="tanh")
+        case Activation.SILU:
+            return F.silu(x)
+
+
+class FeedForward(nn.Module):
+    """Feed-forward layer with two matrices and an activation, or with three matrices and a gate (arXiv:2002.05202).
+
+    Tap: `hidden`, the input of the down projection.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: Activation = Activation.RELU,
+        gated: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.activation, self.has_bias = activation, bias
+        self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=bias) if gated else None
+        self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
+        self.hidden = Tap()
+
+    def forward(self, x: Residual) -> Residual:
+        if self.gate_proj is None:
+            hidden = activate(self.up_proj(x), self.activation)
+        else:
+            hidden = activate(self.gate_proj(x), self.activation) * self.up_proj(x)
+        return self.down_proj(self.hidden(hidden))
 
 
 class Block(nn.Module):

@@ -17,7 +17,7 @@ from qkv.accel.int8 import Int8Linear, Int8Unembedding
 from qkv.accel.support import tensor_version
 from qkv.choices import Activation
 from qkv.nn import Unembedding
-from qkv.nn.feed_forward import activate
+from qkv.nn.block import activate
 
 MIN_BLOCKED_SIZE = 2**15
 """Matrix size in elements from which a single row is multiplied by column blocks rather than the full matrix."""
