@@ -2,11 +2,10 @@
 
 from qkv.cost.estimate import Estimate, RunEstimate, estimate, estimate_run
 from qkv.cost.explanation import AttentionCrossover, LayerCost, attention_crossover, compare_attention_with_rnn_costs
-from qkv.cost.flops import Flops, ParameterCounts, count_flops, count_parameters
 from qkv.cost.kernel_launch import CommunicationBytes, KernelLaunch, MemoryTraffic, list_kernel_launches
 from qkv.cost.memory import MemoryEstimate, cache_bytes
-from qkv.cost.operation import MatMul, Operation, Phase, SavedTensors
-from qkv.cost.operations import list_operations
+from qkv.cost.operation import Flops, MatMul, Operation, ParameterCounts, Phase, SavedTensors
+from qkv.cost.operations import count_flops, count_parameters, list_operations
 from qkv.cost.workload import DeviceType, Mode, Precision, Sharding, Workload
 
 __all__ = [

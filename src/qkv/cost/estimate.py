@@ -9,7 +9,6 @@ from qkv.choices import AttentionKernel, BackendName, OptimizerKind
 from qkv.config import ModelConfig, RNNConfig, Seq2SeqConfig, preset
 from qkv.cost.calibration import Calibration
 from qkv.cost.explanation import explain_crossover_intensity_or_recurrence
-from qkv.cost.flops import Flops, ParameterCounts, count_parameters, flops_recomputed_in_backward, sum_flops
 from qkv.cost.kernel_launch import (
     CommunicationBytes,
     KernelLaunch,
@@ -21,8 +20,8 @@ from qkv.cost.kernel_launch import (
     split_device_parameters_by_optimizer,
 )
 from qkv.cost.memory import MemoryEstimate, estimate_memory
-from qkv.cost.operation import Operation
-from qkv.cost.operations import list_operations
+from qkv.cost.operation import Flops, Operation, ParameterCounts, flops_recomputed_in_backward, sum_flops
+from qkv.cost.operations import count_parameters, list_operations
 from qkv.cost.prediction import TimePrediction, predict_time
 from qkv.cost.workload import MAX_SIZE, DeviceType, Mode, Precision, Sharding, Workload
 from qkv.errors import ConfigError

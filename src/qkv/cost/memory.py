@@ -4,10 +4,9 @@ from dataclasses import asdict, dataclass
 
 from qkv.choices import AttentionKernel, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.flops import count_parameters
 from qkv.cost.kernel_launch import shard_size, split_device_parameters_by_optimizer
 from qkv.cost.operation import LOGITS, LOSS, NO_SAVED_TENSORS, Operation
-from qkv.cost.operations import SCORE_BIAS_POSITIONS
+from qkv.cost.operations import SCORE_BIAS_POSITIONS, count_parameters
 from qkv.cost.peak_activations import peak_inference_activation_bytes
 from qkv.cost.rnn import KEY_PROJECTING_SCORES, STATES_PER_CELL
 from qkv.cost.workload import Mode, Precision, Sharding, Workload

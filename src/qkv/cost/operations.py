@@ -1,4 +1,4 @@
-"""List the operations of one step for each of the four model families, including those of their blocks.
+"""List and count the operations of one step for each of the four model families, including those of their blocks.
 
 Each tensor saved for the backward pass is counted once, at the operation that produces it. The fused attention kernel
 saves its output and one float32 value per row. Eager attention saves two n×n tensors: the output of softmax and the
@@ -15,15 +15,19 @@ from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqCon
 from qkv.cost.operation import (
     LOGITS,
     SOFTMAX_OPS,
+    Flops,
     MatMul,
     Operation,
+    ParameterCounts,
     Phase,
     SavedTensors,
+    group_parameters_by_part,
     linear_operation,
     logits_operation,
     lookup_operation,
     loss_operation,
     sum_decode_steps,
+    sum_flops,
 )
 from qkv.cost.rnn import list_rnn_operations
 from qkv.cost.workload import Mode, Workload
@@ -349,6 +353,16 @@ def list_operations(config: ModelConfig, workload: Workload) -> list[Operation]:
             return [*operations, *(loss_operation(op) for op in operations if op.name == LOGITS)]
         case _:
             return _single_pass_operations(config, workload)
+
+
+def count_parameters(config: ModelConfig) -> ParameterCounts:
+    """Count the parameters of a model without allocating them."""
+    return group_parameters_by_part(list_operations(config, Workload(batch_size=1, seq_len=1)))
+
+
+def count_flops(config: ModelConfig, workload: Workload) -> Flops:
+    """Count the FLOPs of one step of a model."""
+    return sum_flops(list_operations(config, workload), workload)
 
 
 def _generation_operations(config: ModelConfig, workload: Workload) -> list[Operation]:

@@ -15,10 +15,9 @@ from qkv.choices import AttentionKernel, BackendName, CellKind, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.backends import select_backend
 from qkv.cost.calibration import REFERENCE_LENGTH, Calibration, ReferenceStep
-from qkv.cost.flops import count_parameters
 from qkv.cost.memory import cache_bytes
 from qkv.cost.operation import LOGITS, LOSS, Operation
-from qkv.cost.operations import list_operations
+from qkv.cost.operations import count_parameters, list_operations
 from qkv.cost.reference_steps import fit_reference_model
 from qkv.cost.workload import Mode, Precision, Workload
 
