@@ -34,6 +34,11 @@ def select_backend(config: ModelConfig, workload: Workload, device: str, backend
     return BackendName.EAGER
 
 
+def is_captured(config: ModelConfig, workload: Workload, backend: str) -> bool:
+    """Return True if the backend replays the step as a CUDA graph, so that it does not launch every kernel."""
+    return backend == BackendName.CUDA and isinstance(config, GPTConfig) and workload.mode is Mode.DECODE
+
+
 def _fastest_backend(config: ModelConfig, workload: Workload, device: str) -> str:
     is_supported = not (isinstance(config, TransformerConfig) and workload.kernel is AttentionKernel.EAGER) and (
         _cuda_supports(config, workload) if device == "cuda" else _cpu_supports(config, workload)

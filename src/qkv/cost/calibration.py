@@ -5,7 +5,7 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -68,27 +68,60 @@ class TimingTable(Config):
         Between grid points, the time follows a power law (linear interpolation of the logarithms). Above the grid, the
         time grows according to `exponents`. Below the grid, it is constant.
         """
-        extrapolation = 1.0
+        log_seconds = 0.0
+        for weight, seconds in self._weighted_neighbors(sizes, _logarithmic_fraction):
+            log_seconds += weight * math.log(seconds)
+        return math.exp(log_seconds) * self._growth_above_grid(sizes)
+
+    def interpolate_linearly(self, *sizes: int | float) -> float:
+        """Return the estimated time for arbitrary sizes, as a fixed time plus a time proportional to the work.
+
+        Between grid points, the time is linear in each size to the power of its exponent. A power law would
+        overestimate it if the time at the smaller grid point is mostly latency.
+        """
+        neighbors = self._weighted_neighbors(sizes, _linear_fraction)
+        return sum(weight * seconds for weight, seconds in neighbors) * self._growth_above_grid(sizes)
+
+    def _growth_above_grid(self, sizes: Sequence[int | float]) -> float:
+        """Return the factor by which the time exceeds that of the largest sizes on the grid."""
+        growth = 1.0
+        for axis, exponent, size in zip(self.axes, self._exponents, sizes, strict=True):
+            growth *= max(1.0, size / axis[-1]) ** exponent
+        return growth
+
+    def _weighted_neighbors(
+        self, sizes: Sequence[int | float], fraction_of_interval: Callable[[float, float, int | float, int], float]
+    ) -> Iterator[tuple[float, float]]:
+        """Yield the interpolation weight and the time of the grid points around the sizes."""
         corners = []
-        for axis, exponent, size in zip(self.axes, self.exponents or (1,) * len(self.axes), sizes, strict=True):
-            extrapolation *= max(1.0, size / axis[-1]) ** exponent
+        for axis, exponent, size in zip(self.axes, self._exponents, sizes, strict=True):
             clamped = min(max(size, axis[0]), axis[-1])
             low = min(max(bisect_right(axis, clamped) - 1, 0), max(len(axis) - 2, 0))
             high = min(low + 1, len(axis) - 1)
-            fraction = 0.0 if high == low else math.log(clamped / axis[low]) / math.log(axis[high] / axis[low])
+            fraction = 0.0 if high == low else fraction_of_interval(axis[low], axis[high], clamped, exponent)
             corners.append(((low, 1 - fraction), (high, fraction)))
-        log_seconds = 0.0
         for corner in product(*corners):
             weight = math.prod(fraction for _, fraction in corner)
             if weight:
-                log_seconds += weight * math.log(self.seconds[self._flat_index([i for i, _ in corner])])
-        return math.exp(log_seconds) * extrapolation
+                yield weight, self.seconds[self._flat_index([i for i, _ in corner])]
+
+    @property
+    def _exponents(self) -> tuple[int, ...]:
+        return self.exponents or (1,) * len(self.axes)
 
     def _flat_index(self, indices: list[int]) -> int:
         flat = 0
         for axis, i in zip(self.axes, indices, strict=True):
             flat = flat * len(axis) + i
         return flat
+
+
+def _logarithmic_fraction(low: float, high: float, size: int | float, _exponent: int) -> float:
+    return math.log(size / low) / math.log(high / low)
+
+
+def _linear_fraction(low: float, high: float, size: int | float, exponent: int) -> float:
+    return (size**exponent - low**exponent) / (high**exponent - low**exponent)
 
 
 class LaunchOverhead(Config):

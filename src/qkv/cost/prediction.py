@@ -4,6 +4,9 @@ The time of a fast backend is predicted from reference steps (see `reference_ste
 from measured kernels. With kernels, launching and computing are sequential on a CPU, so their times are added. A GPU
 computes while the CPU launches, so the slower of the two determines the time of each phase. The logits come last and
 overlap with nothing. A recurrence is sequential, so its time is added as well.
+
+A fast backend on a GPU combines both unless it replays the step as a CUDA graph: the launches come from its reference
+steps, and the computation from the kernels.
 """
 
 import math
@@ -13,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from qkv.choices import AttentionKernel, BackendName, CellKind, PositionKind
 from qkv.config import BERTConfig, GPTConfig, ModelConfig, RNNConfig, Seq2SeqConfig, TransformerConfig
-from qkv.cost.backends import select_backend
+from qkv.cost.backends import is_captured, select_backend
 from qkv.cost.calibration import REFERENCE_LENGTH, Calibration, ReferenceStep
 from qkv.cost.memory import cache_bytes
 from qkv.cost.operation import LOGITS, LOSS, Operation
 from qkv.cost.operations import count_parameters, list_operations
-from qkv.cost.reference_steps import fit_reference_model
+from qkv.cost.reference_steps import fit_reference_launches, fit_reference_model
 from qkv.cost.workload import Mode, Precision, Workload
 
 EAGER_FAMILY = "eager"
@@ -98,7 +101,10 @@ def predict_time(
         return _predict_generation(config, workload, calibration, backend)
     selected = select_backend(config, workload, calibration.kind, backend)
     steps = calibration.get_reference_steps(selected, config.family, workload.mode)
-    if steps:
+    if calibration.is_asynchronous and not is_captured(config, workload, selected):
+        if steps or (isinstance(config, RNNConfig) and selected != BackendName.EAGER):
+            return _predict_from_launches_and_kernels(config, workload, calibration, steps, selected)
+    elif steps:
         return _predict_from_reference_steps(config, workload, calibration, steps, selected)
     # A backend without reference steps runs the kernels of the eager backend.
     return _predict_from_kernels(config, workload, calibration, selected)
@@ -146,6 +152,72 @@ def _predict_from_kernels(
         recurrence_seconds=recurrence,
         operation_times=times,
     )
+
+
+def _predict_from_launches_and_kernels(
+    config: ModelConfig,
+    workload: Workload,
+    calibration: Calibration,
+    steps: tuple[ReferenceStep, ...],
+    backend: str,
+) -> TimePrediction:
+    """Predict a step of a fast backend that launches every kernel on a GPU.
+
+    The GPU computes the layers while the CPU launches them. Training steps read their metrics one step late, so there
+    the complete step overlaps.
+    """
+    if workload.mode is Mode.PREFILL and workload.logits_to_keep is None:
+        workload = workload.replace(logits_to_keep=1)  # engines compute only the logits of the last token
+    times = tuple(_OperationTimePredictor(config, workload, calibration).operation_and_update_times())
+    recurrence = sum((time.seconds for time in times if time.name == "recurrence"), 0.0)
+    compute = sum(time.seconds for time in times) - recurrence
+    if steps:
+        launches = fit_reference_launches(steps)
+        base = launches.base_seconds(config, workload)
+        layers = launches.layer_seconds(config, workload) * _relative_layer_launches(config, workload, calibration)
+    else:
+        base = calibration.get_launch_overhead(f"{launch_overhead_family(config)}.{workload.mode.value}").base
+        layers = _launch_seconds(config, workload, calibration) - base
+        base += _token_choice_seconds(config, workload, calibration, backend)
+    if workload.mode is Mode.TRAIN:
+        seconds = max(base + layers, compute + recurrence)
+    else:
+        seconds = base + max(layers, compute) + recurrence
+    return TimePrediction(
+        backend=backend,
+        seconds=seconds,
+        launch_seconds=base + layers,
+        compute_seconds=compute,
+        recurrence_seconds=recurrence,
+        operation_times=times,
+    )
+
+
+def _relative_layer_launches(config: ModelConfig, workload: Workload, calibration: Calibration) -> float:
+    """Return the launch overhead of a layer relative to that of the reference models, which have no rotary positions.
+
+    It is measured for the eager backend.
+    """
+    family, reference_family = launch_overhead_family(config), config.family
+    if family == reference_family:
+        return 1.0
+    overhead, reference = (
+        calibration.get_launch_overhead(f"{name}.{workload.mode.value}").per_layer for name in (family, reference_family)
+    )
+    return overhead / reference if reference else 1.0
+
+
+def _token_choice_seconds(config: ModelConfig, workload: Workload, calibration: Calibration, backend: str) -> float:
+    """Return the time to choose the next tokens of an RNN, for which there are no reference steps.
+
+    The launch overhead includes only the model. A Transformer is decoded by the same search, so the difference between
+    its reference steps and its launch overhead is used.
+    """
+    steps = calibration.get_reference_steps(backend, "seq2seq", Mode.DECODE)
+    if workload.mode is not Mode.DECODE or not steps:
+        return 0.0
+    overhead = calibration.get_launch_overhead(f"seq2seq.{Mode.DECODE.value}")
+    return max(0.0, fit_reference_launches(steps).base_seconds(config, workload) - overhead.base)
 
 
 def _predict_from_reference_steps(
@@ -441,7 +513,11 @@ class _OperationTimePredictor:
         direction = "bidirectional" if is_encoder else "unidirectional"
         table = self.calibration.get_table(f"{direction}.{self.pass_name}")
         # The launch overhead was measured with a few steps of a small RNN and already includes the minimum.
-        seconds = max(0.0, table.interpolate(op.steps, op.matmul.rows, op.matmul.inner) - table.min_seconds)
+        sizes = (op.steps, op.matmul.rows, op.matmul.inner)
+        # On a GPU, the time of a recurrence is mostly latency until the state is wide.
+        is_linear = self.calibration.is_asynchronous
+        seconds = table.interpolate_linearly(*sizes) if is_linear else table.interpolate(*sizes)
+        seconds = max(0.0, seconds - table.min_seconds)
         seconds /= 2 if is_encoder else 1
         if self.config.cell is CellKind.LSTM:
             seconds *= self.calibration.get_table(f"lstm.{self.pass_name}").interpolate(1)

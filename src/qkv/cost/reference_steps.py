@@ -3,9 +3,14 @@
 A fast backend fuses kernels and may replay a step as one CUDA graph, so its time is not a sum of kernel times. It is
 therefore calibrated with complete steps of models that differ in width, number of layers, vocabulary size, number of
 tokens and number of cached keys. The differences between these steps give the time of one layer, of the logits and of
-the attention over additional keys.
+the attention over additional keys (`ReferenceModel`).
+
+On a GPU, most steps that are not captured take as long as the CPU needs to launch their kernels, whatever their size.
+Their differences therefore give the launch overhead of the backend (`ReferenceLaunches`), and the time that the GPU
+computes is predicted from its kernels.
 """
 
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,20 +48,17 @@ class ReferenceModel:
     """The parameters of one backend for one model family and mode, computed from its reference steps."""
 
     def __init__(self, steps: Iterable[ReferenceStep]) -> None:
-        groups: dict[tuple[int, ...], list[ReferenceStep]] = {}
-        for step in steps:
-            groups.setdefault((step.d_model, step.batch_size, step.seq_len, step.source_len or 0), []).append(step)
         base: dict[tuple[int, ...], float] = {}
         layer, encoder_layer, logits = base.copy(), base.copy(), base.copy()
         long_groups = []
-        for key, group in sorted(groups.items()):
+        for group in _group_by_size(steps):
             if group[0].mode is Mode.DECODE and group[0].seq_len > REFERENCE_LENGTH:
                 long_groups.append(group)
                 continue
-            if len({step.n_layers for step in group}) == 1:
-                continue  # the deeper model was too large for the memory
+            if not _has_several_depths(group):
+                continue
             parts = _GroupParts(group)
-            d_model, (tokens, source_tokens) = key[0], parts.tokens
+            d_model, (tokens, source_tokens) = group[0].d_model, parts.tokens
             layer[tokens, parts.layer_weights] = parts.layer
             if parts.encoder_layer is not None:
                 encoder_layer[source_tokens, parts.encoder_layer_weights] = parts.encoder_layer
@@ -124,6 +126,61 @@ class ReferenceModel:
 def fit_reference_model(steps: tuple[ReferenceStep, ...]) -> ReferenceModel:
     """Compute the parameters of a backend from all reference steps of one family and mode."""
     return ReferenceModel(steps)
+
+
+class ReferenceLaunches:
+    """The launch overhead of a GPU backend for one model family and mode, computed from its reference steps.
+
+    The steps of all sizes launch the same kernels, so they are repeated measurements of one overhead. Other processes
+    slow the CPU down for seconds at a time, and the largest steps take longer than their launches. Therefore, the lower
+    quartile is used.
+    """
+
+    def __init__(self, steps: Iterable[ReferenceStep]) -> None:
+        parts = [_GroupParts(group) for group in _group_by_size(steps) if _has_several_depths(group)]
+        self._per_layer = _lower_quartile([group.layer for group in parts])
+        encoder_layers = [group.encoder_layer for group in parts if group.encoder_layer is not None]
+        self._per_encoder_layer = _lower_quartile(encoder_layers) if encoder_layers else 0.0
+        base: dict[tuple[int, ...], list[float]] = {}
+        for group in parts:
+            tokens, source_tokens = group.tokens
+            base.setdefault((source_tokens or tokens,), []).append(group.base)
+        self._base = _table({n_tokens: _lower_quartile(seconds) for n_tokens, seconds in base.items()})
+
+    def base_seconds(self, config: ModelConfig, workload: Workload) -> float:
+        """Return the time outside the layers, which grows with the tokens that the engine copies to the GPU."""
+        tokens, source_tokens = _n_tokens(config, workload)
+        return self._base.interpolate_linearly(source_tokens or tokens)
+
+    def layer_seconds(self, config: ModelConfig, workload: Workload) -> float:
+        """Return the time to launch the kernels of all layers."""
+        if not isinstance(config, Seq2SeqConfig):
+            return config.n_layers * self._per_layer  # type: ignore[union-attr]
+        n_encoder_layers = 0 if workload.mode is Mode.DECODE else config.n_encoder_layers
+        return n_encoder_layers * self._per_encoder_layer + config.n_decoder_layers * self._per_layer
+
+
+@lru_cache(maxsize=64)
+def fit_reference_launches(steps: tuple[ReferenceStep, ...]) -> ReferenceLaunches:
+    """Compute the launch overhead of a backend from all reference steps of one family and mode."""
+    return ReferenceLaunches(steps)
+
+
+def _group_by_size(steps: Iterable[ReferenceStep]) -> list[list[ReferenceStep]]:
+    """Return groups of steps that have the same width and sizes but different numbers of layers or vocabularies."""
+    groups: dict[tuple[int, ...], list[ReferenceStep]] = {}
+    for step in steps:
+        groups.setdefault((step.d_model, step.batch_size, step.seq_len, step.source_len or 0), []).append(step)
+    return [group for _, group in sorted(groups.items())]
+
+
+def _has_several_depths(group: list[ReferenceStep]) -> bool:
+    """Return False if the deeper model was too large for the memory."""
+    return len({step.n_layers for step in group}) > 1
+
+
+def _lower_quartile(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]
 
 
 class _GroupParts:
