@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.config import preset
 from qkv.cost import calibration
 from qkv.cost.calibration import (
     TimingTable,
@@ -17,7 +18,8 @@ from qkv.cost.calibration import (
     merge_fastest,
     save_calibration,
 )
-from qkv.cost.workload import Mode, Precision
+from qkv.cost.prediction import predict_time
+from qkv.cost.workload import Mode, Precision, Workload
 from qkv.errors import ConfigError, DiskError, InputError
 from tests.cost.synthetic_calibration import make_calibration
 
@@ -32,6 +34,18 @@ def test_interpolation_is_exact_for_power_laws(x, y, p, q):
     axis = (1.0, 8.0, 100.0, 4096.0)
     table = TimingTable(axes=(axis, axis), seconds=tuple(a**p * b**q for a in axis for b in axis))
     assert table.interpolate(x, y) == pytest.approx(x**p * y**q, rel=1e-9)
+
+
+@given(st.floats(1, 8000), st.floats(1, 8000), st.floats(0.1, 3), st.integers(1, 2))
+def test_linear_interpolation_is_exact_for_a_fixed_time_plus_work(x, y, fixed, exponent):
+    axis = (1.0, 8.0, 100.0, 4096.0)
+    table = TimingTable(
+        axes=(axis, axis), exponents=(1, exponent), seconds=tuple(fixed + a * b**exponent for a in axis for b in axis)
+    )
+    inside = [min(size, axis[-1]) for size in (x, y)]
+    growth = max(1, x / axis[-1]) * max(1, y / axis[-1]) ** exponent
+    expected = (fixed + inside[0] * inside[1] ** exponent) * growth
+    assert table.interpolate_linearly(x, y) == pytest.approx(expected, rel=1e-6)
 
 
 def test_times_grow_by_the_exponents_above_the_grid_and_are_constant_below_it():
@@ -133,6 +147,22 @@ def test_merging_keeps_the_smaller_time_of_each_point():
         "b": (3.0, 2.0),
         "c": (3.0, 5.0),
     }
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "seq_len", "milliseconds"),
+    [(Mode.DECODE, Precision.BFLOAT16, 500, (0.2, 0.32)), (Mode.TRAIN, Precision.MIXED, 300, (15, 30))],
+)
+def test_the_shipped_calibration_predicts_the_steps_of_gpt2_on_an_h200(
+    tmp_path, monkeypatch, mode, dtype, seq_len, milliseconds
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shipped = find_newest_calibration(mode, dtype, device="h200")
+    assert shipped is not None
+    assert shipped.device_and_date == "NVIDIA H200, 2026-11-19"
+    prediction = predict_time(preset("gpt2"), Workload(batch_size=1, mode=mode, dtype=dtype, seq_len=seq_len), shipped)
+    assert prediction.backend == "cuda"
+    assert milliseconds[0] < 1000 * prediction.seconds < milliseconds[1]
 
 
 def test_a_shipped_calibration_is_used_only_for_its_device(tmp_path, monkeypatch):

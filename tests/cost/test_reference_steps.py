@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkv.config import BERTConfig, GPTConfig, Seq2SeqConfig
+from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig
 from qkv.cost import Precision, Workload
 from qkv.cost.calibration import REFERENCE_LENGTH, REFERENCE_VOCAB_SIZE, ReferenceStep
 from qkv.cost.prediction import predict_time
@@ -37,9 +37,9 @@ def expected_seconds(config, workload):
     return seconds
 
 
-def make_steps(family, mode, batches, *, lengths=(REFERENCE_LENGTH,), source_len=None):
+def make_steps(family, mode, batches, *, lengths=(REFERENCE_LENGTH,), source_len=None, widths=WIDTHS):
     steps = []
-    for d_model in WIDTHS:
+    for d_model in widths:
         for batch_size in batches:
             for seq_len in lengths:
                 settings = {"family": family, "mode": mode, "d_model": d_model, "batch_size": batch_size}
@@ -128,3 +128,87 @@ def test_the_encoder_of_a_translation_is_predicted_separately():
         predict_time(deep, workload, calibration).seconds - predict_time(shallow, workload, calibration).seconds
     )
     assert difference == pytest.approx(expected_seconds(deep, workload) - expected_seconds(shallow, workload), rel=0.02)
+
+
+def make_launch_bound_steps(family, mode, **sizes):
+    """Steps of a GPU whose time depends only on the number of layers."""
+    return tuple(
+        step.replace(seconds=BASE + LAUNCH * (step.n_layers + 2 * step.n_encoder_layers))
+        for step in make_steps(family, mode, (1, 4), **sizes)
+    )
+
+
+def calibrate_gpu(steps):
+    return make_calibration("cuda", "bfloat16").replace(reference_steps={"cuda": steps})
+
+
+SMALL_GPT = GPTConfig(vocab_size=64, context_length=128, d_model=16, n_heads=1, n_layers=6)
+
+
+@pytest.mark.parametrize("mode", ["forward", "prefill", "train"])
+def test_a_small_step_on_a_gpu_takes_as_long_as_its_launches(mode):
+    calibration = calibrate_gpu(make_launch_bound_steps("gpt", mode))
+    # Kernels without a fixed cost leave only the launches.
+    tables = {
+        name: table.replace(seconds=tuple(1e-12 for _ in table.seconds)) for name, table in calibration.tables.items()
+    }
+    workload = Workload(batch_size=1, seq_len=8, mode=mode, dtype="mixed" if mode == "train" else "bfloat16")
+    result = predict_time(SMALL_GPT, workload, calibration.replace(tables=tables))
+    assert (result.backend, result.bound_by) == ("cuda", "launch")
+    assert result.seconds == pytest.approx(BASE + 6 * LAUNCH, rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["forward", "prefill", "train"])
+def test_a_large_step_on_a_gpu_takes_as_long_as_its_kernels(mode):
+    calibration = calibrate_gpu(make_launch_bound_steps("gpt", mode))
+    config = SMALL_GPT.replace(d_model=256, vocab_size=4096)
+    workload = Workload(batch_size=64, seq_len=100, mode=mode, dtype="mixed" if mode == "train" else "bfloat16")
+    result = predict_time(config, workload, calibration)
+    assert result.bound_by == "compute"
+    assert result.seconds == pytest.approx(result.compute_seconds + (BASE if mode != "train" else 0), rel=1e-3)
+
+
+def test_a_temporarily_slow_cpu_does_not_change_the_launches():
+    steps = make_launch_bound_steps("bert", "forward", widths=(64, 128, 256, 512))
+    disturbed = tuple(step.replace(seconds=3 * step.seconds) if step.d_model == 128 else step for step in steps)
+    config = BERTConfig(vocab_size=512, context_length=64, d_model=64, n_heads=1, n_layers=4)
+    workload = Workload(batch_size=1, seq_len=16, dtype="bfloat16")
+    expected, actual = (
+        predict_time(config, workload, calibrate_gpu(data)).launch_seconds for data in (steps, disturbed)
+    )
+    assert actual == pytest.approx(expected, rel=0.01)
+
+
+def test_only_steps_outside_cuda_graphs_are_predicted_from_launches():
+    steps = make_steps("gpt", "decode", (1, 4), lengths=(REFERENCE_LENGTH, 256, 1024))
+    for step in steps:
+        predicted = predict_time(step.config(), step.workload(Precision.BFLOAT16), calibrate_gpu(steps)).seconds
+        assert predicted == pytest.approx(step.seconds, rel=1e-3), step
+
+
+def test_the_encoder_of_a_translation_is_launched_only_once():
+    steps = {
+        mode: make_launch_bound_steps("seq2seq", mode, lengths=(1,), source_len=REFERENCE_LENGTH)
+        for mode in ("prefill", "decode")
+    }
+    config = Seq2SeqConfig(
+        vocab_size=64, context_length=64, d_model=16, n_heads=1, n_encoder_layers=5, n_decoder_layers=3
+    )
+    workload = Workload(batch_size=1, seq_len=1, source_len=8, dtype="bfloat16")
+    prefill, decode = (
+        predict_time(config, workload.replace(mode=mode), calibrate_gpu(steps[mode])).launch_seconds for mode in steps
+    )
+    assert prefill == pytest.approx(BASE + (2 * 5 + 3) * LAUNCH, rel=1e-3)
+    # The base of a decode step includes the encoder layer of the reference model, which is not run again.
+    assert decode == pytest.approx(BASE + (2 + 3) * LAUNCH, rel=1e-3)
+
+
+def test_a_decode_step_of_an_rnn_includes_the_choice_of_the_token():
+    steps = make_launch_bound_steps("seq2seq", "decode", source_len=REFERENCE_LENGTH)
+    config = RNNConfig(vocab_size=64, d_model=16)
+    workload = Workload(batch_size=1, seq_len=4, source_len=8, mode="decode", dtype="bfloat16")
+    calibration = calibrate_gpu(tuple(step.replace(seconds=step.seconds + 5e-4) for step in steps))
+    without = calibration.replace(reference_steps={})
+    expected = 5e-4 + 2 * LAUNCH + BASE - calibration.get_launch_overhead("seq2seq.decode").base
+    with_choice, without_choice = (predict_time(config, workload, data).seconds for data in (calibration, without))
+    assert with_choice - without_choice == pytest.approx(expected, rel=1e-3)

@@ -246,7 +246,8 @@ def _bound_and_predicted_times(
         times["bound"] = {**roofline_bound(estimate, device).as_dict(), "fits": fits, "source": device.source}
     if calibration is not None:
         prediction = predict_time(estimate.config, estimate.workload, calibration, backend=backend)
-        times["calibrated"] = {"device": calibration.device, **prediction.as_dict(), "bound_by": prediction.bound_by}
+        source = {"device": calibration.device, "date": calibration.date}
+        times["calibrated"] = {**source, **prediction.as_dict(), "bound_by": prediction.bound_by}
     return times
 
 

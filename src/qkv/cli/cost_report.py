@@ -233,9 +233,10 @@ def format_times_and_operation_comparison(times: dict[str, Any], *, unit: str) -
         )
     if "calibrated" in times:
         prediction = times["calibrated"]
+        date = "" if prediction["date"] is None else f", {prediction['date']}"
         lines.append(
             f"time, predicted   {_format_seconds(prediction['seconds'])}{unit} ({prediction['backend']} backend, "
-            f"calibrated on {prediction['device']})"
+            f"calibrated on {prediction['device']}{date})"
         )
     if "measured" in times:
         measurement = times["measured"]

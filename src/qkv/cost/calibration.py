@@ -195,6 +195,8 @@ class Calibration(Config):
     """Precision for inference. A GPU that is calibrated in 16 bits trains in mixed precision."""
     n_threads: int = Field(ge=1)
     torch_version: str
+    date: str | None = None
+    """Date of the calibration, as YYYY-MM-DD."""
     duration: float = Field(ge=0)
     """Seconds that the calibration took."""
     tables: dict[str, TimingTable]
@@ -217,6 +219,10 @@ class Calibration(Config):
     @property
     def training_dtype(self) -> Precision:
         return self.dtype.training_precision
+
+    @property
+    def device_and_date(self) -> str:
+        return self.device if self.date is None else f"{self.device}, {self.date}"
 
     def is_for_device(self, device: str) -> bool:
         """Return True if `device` is the calibrated device, given its full name or a short name such as h200 or cpu."""

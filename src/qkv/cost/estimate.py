@@ -329,7 +329,7 @@ class RunEstimate:
     def _describe_time_source(self) -> str:
         if self.calibration is not None:
             backend = self._predict_micro_batch(self.calibration).backend
-            return f" ({backend} backend, calibrated on {self.calibration.device})"
+            return f" ({backend} backend, calibrated on {self.calibration.device_and_date})"
         rate = format_flops(self.matmul_rate or 0.0)
         return f" at {self.utilization:.0%} of {rate}/s".replace("%", " %")
 

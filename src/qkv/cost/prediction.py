@@ -202,7 +202,8 @@ def _relative_layer_launches(config: ModelConfig, workload: Workload, calibratio
     if family == reference_family:
         return 1.0
     overhead, reference = (
-        calibration.get_launch_overhead(f"{name}.{workload.mode.value}").per_layer for name in (family, reference_family)
+        calibration.get_launch_overhead(f"{name}.{workload.mode.value}").per_layer
+        for name in (family, reference_family)
     )
     return overhead / reference if reference else 1.0
 

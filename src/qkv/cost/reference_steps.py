@@ -218,7 +218,7 @@ def _seconds_per_layer(few: ReferenceStep, many: ReferenceStep) -> float:
 def _table(points: Mapping[tuple[int, ...], float]) -> TimingTable:
     """Build a table whose axes contain all sizes of the points. Missing combinations are extrapolated."""
     axes = tuple(tuple(sorted({point[i] for point in points})) for i in range(len(next(iter(points)))))
-    return TimingTableBuilder(axes=axes, measured=dict(points)).build()
+    return TimingTableBuilder(axes=axes, measured={**points}).build()
 
 
 def _n_tokens(config: ModelConfig, workload: Workload) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Calibrate a device by measuring its kernels at a grid of sizes."""
 
+import datetime as dt
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ def calibrate(
         dtype=dtype,
         n_threads=torch.get_num_threads(),
         torch_version=torch.__version__.partition("+")[0],
+        date=dt.datetime.now(dt.UTC).date().isoformat(),
         duration=time.perf_counter() - started,
         tables=tables,
         launch_overheads=launch_overheads.overheads(),

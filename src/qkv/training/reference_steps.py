@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from qkv.choices import BackendName
-from qkv.cost.backends import select_backend
+from qkv.cost.backends import is_captured, select_backend
 from qkv.cost.calibration import REFERENCE_LENGTH, REFERENCE_VOCAB_SIZE, ReferenceStep
 from qkv.cost.workload import Mode, Precision
 from qkv.training.benchmark_steps import build_random_model, measure_backend_step
@@ -72,7 +72,9 @@ def measure_reference_steps(
     """
     backend = BackendName.CUDA if timer.is_gpu else BackendName.CPU
     steps = {
-        step: _select_backend(step, timer, dtype) for step in reference_steps(grid or (GPU if timer.is_gpu else CPU))
+        step: _select_backend(step, timer, dtype)
+        for step in reference_steps(grid or (GPU if timer.is_gpu else CPU))
+        if not timer.is_gpu or _is_used_on_gpu(step, dtype)
     }
     # The smallest models of a family may run on the eager backend although the larger ones do not.
     supported = {(step.family, step.mode) for step, selected in steps.items() if selected == backend}
@@ -94,6 +96,12 @@ def measure_reference_steps(
 
 def _select_backend(step: ReferenceStep, timer: Timer, dtype: Precision) -> str:
     return select_backend(step.config(), step.workload(dtype), timer.device.type)
+
+
+def _is_used_on_gpu(step: ReferenceStep, dtype: Precision) -> bool:
+    """Return False for models that measure the logits of a step outside a CUDA graph, which is predicted by kernel."""
+    is_reference_vocabulary = step.vocab_size == REFERENCE_VOCAB_SIZE
+    return is_reference_vocabulary or is_captured(step.config(), step.workload(dtype), BackendName.CUDA)
 
 
 def reference_steps(grid: ReferenceGrid) -> Iterator[ReferenceStep]:
