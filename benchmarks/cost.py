@@ -4,7 +4,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ SECONDS_PER_MEASUREMENT = {"cpu": 0.25, "cuda": 0.1}
 """Duration of each measurement in seconds."""
 MEASURING_SECONDS = {"cpu": 900, "cuda": 150}
 """No round starts that would end later than this many seconds after the calibration."""
+REFIT_NOTE = (
+    "The calibration and the measurements are those of an earlier run. The prediction may have been changed since "
+    "then, with the errors of that run in view. The machine above computed only the predictions."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,8 @@ def cost(options: BenchmarkOptions) -> Report:
     if options.refit is not None:
         saved = json.loads(options.refit.read_text(encoding="utf-8"))
         measurements = [Measurement.from_dict(entry) for entry in saved["measurements"]]
-        return _report(Calibration(**saved["calibration"]), measurements, saved["pass_seconds"], load)
+        report = _report(Calibration(**saved["calibration"]), measurements, saved["pass_seconds"], load)
+        return replace(report, notes=[*report.notes, REFIT_NOTE])
     device = torch.device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -40,10 +40,13 @@ def test_an_output_folder_gets_the_calibration_and_all_measurements(two_cases, t
 def test_predictions_are_repeated_without_measuring(two_cases, tmp_path, capsys, monkeypatch):
     command.main(["cost", "--out", str(tmp_path / "first"), "--threads", "1"])
     first = capsys.readouterr().out
+    assert cost.REFIT_NOTE not in first
     monkeypatch.setattr(cost, "measure_backend_step", lambda *_, **__: pytest.fail("a step was measured"))
     saved = tmp_path / "first" / "cost-measurements-cpu-float32.json"
     command.main(["cost", "--refit", str(saved), "--out", str(tmp_path / "second")])
-    rows = [[line for line in text.splitlines() if line.startswith("|")] for text in (first, capsys.readouterr().out)]
+    second = capsys.readouterr().out
+    assert cost.REFIT_NOTE in second
+    rows = [[line for line in text.splitlines() if line.startswith("|")] for text in (first, second)]
     assert rows[0] == rows[1]
     assert json.loads((tmp_path / "second" / saved.name).read_text()) == json.loads(saved.read_text())
 
