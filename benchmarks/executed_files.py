@@ -45,5 +45,5 @@ def trace_files(arguments: list[str]) -> Counter[str]:
 if __name__ == "__main__":
     counts = trace_files(sys.argv[1:])
     for name, n in sorted(counts.items()):
-        print(f"{n:5} {name}", file=sys.stderr)
-    print(f"{len(counts)} files", file=sys.stderr)
+        sys.stderr.write(f"{n:5} {name}\n")
+    sys.stderr.write(f"{len(counts)} files\n")

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -111,8 +111,8 @@ def _backend_rows() -> list[DiagnosticRow]:
     from qkv.engines import explain_backends
     from qkv.models import build
 
-    sizes = {"vocab_size": 8, "d_model": 8}
-    shape = {**sizes, "context_length": 8, "n_heads": 2}
+    sizes: dict[str, Any] = {"vocab_size": 8, "d_model": 8}
+    shape: dict[str, Any] = {**sizes, "context_length": 8, "n_heads": 2}
     configs = {
         "GPT": GPTConfig(**shape, n_layers=1),
         "BERT": BERTConfig(**shape, n_layers=1),
