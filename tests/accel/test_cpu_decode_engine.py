@@ -17,7 +17,8 @@ from qkv.engines import BACKENDS, decode_engine
 from qkv.generation import generate, translate
 from qkv.generation.decode_engine import Seq2SeqDecodeEngine
 from qkv.inspection import record
-from qkv.nn import HeadConfig, RMSNorm, use_attention_kernel
+from qkv.nn import HeadConfig, use_attention_kernel
+from qkv.nn.norm import RMSNorm
 from tests.agreement.model_strategies import build_random_model
 
 CPU = next(backend for backend in BACKENDS if backend.name == BackendName.CPU)

@@ -14,7 +14,8 @@ from qkv.accel.swap import ModuleSwap
 from qkv.choices import Activation, NormKind, PositionKind
 from qkv.config import GPTConfig
 from qkv.models import GPT
-from qkv.nn import InputEmbedding, LayerNorm, RMSNorm
+from qkv.nn import InputEmbedding
+from qkv.nn.norm import LayerNorm, RMSNorm
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from qkv.config import GPTConfig
 from qkv.engines import select_backend
 from qkv.errors import InputError
 from qkv.models import GPT
-from qkv.nn import RMSNorm
+from qkv.nn.norm import RMSNorm
 
 
 class CenteredNorm(RMSNorm):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qkv.accel.cpu import onednn_linear
 from qkv.accel.cuda import fused_modules
-from qkv.choices import BackendName
+from qkv.choices import BackendName, NormKind
 from qkv.config import BeamConfig, BERTConfig, GPTConfig, RNNConfig, SamplingConfig, Seq2SeqConfig, TrainingConfig
 from qkv.data.token_batches import TokenBatch
 from qkv.engines import BACKENDS, accelerated, decode_engine, encode_engine, explain_backends, select_backend
@@ -49,6 +49,7 @@ SHARED_CHANGES = {
     "Llama, windowed": {**LLAMA, "sliding_window": 3},
     "no positions, other d_value": {"positions": "none", "d_value": 5, "unembedding_bias": True},
     "pooled heads": {"head_combination": "pooled"},
+    **{f"{kind} norm": {"norm": kind} for kind in NormKind},
     "no output projection": {"output_projection": False},
 }
 BERT_SIZES = {**SIZES, "n_layers": 2, "n_segments": 2}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from qkv.choices import AttentionKernel, CellKind, RNNAttentionScore
+from qkv.choices import AttentionKernel, CellKind, NormKind, RNNAttentionScore
 from qkv.config import GPTConfig, preset
 from qkv.cost import cache_bytes, count_parameters, estimate
 from qkv.models import build
@@ -210,3 +210,14 @@ def test_the_peak_of_inference_is_weights_cache_ids_and_peak_activations():
     assert memory.peak == memory.weights + memory.cache + memory.activations + ids_and_positions
     assert (memory.gradients, memory.optimizer, memory.temporaries) == (0, 0, 0)
     assert estimate(config, batch_size=5, seq_len=7, mode="forward").memory.cache == 0
+
+
+@pytest.mark.parametrize("kind", NormKind)
+def test_the_kinds_of_norms_save_the_expected_bytes(kind):
+    def actual_minus_estimated(norm):
+        config = preset("gpt2", n_layers=3, d_model=60, n_heads=4, vocab_size=101, norm=norm)
+        model = build(config)
+        actual = saved_bytes(model, lambda: compute_loss(model, config, 3, 41))
+        return actual - estimate(config, batch_size=3, seq_len=41, device_type="cpu", mode="train").memory.activations
+
+    assert actual_minus_estimated(kind) == actual_minus_estimated(NormKind.LAYER)

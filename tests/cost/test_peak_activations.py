@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.memory import peak_cpu_bytes
+from qkv.choices import NormKind, NormPosition
 from qkv.config import GPTConfig, preset
 from qkv.cost import Workload
 from qkv.cost.estimate import estimate_workload
@@ -30,6 +31,11 @@ GPTS = {
     "window, alibi": {"sliding_window": 40, "positions": "alibi"},
     "pooled": {"head_combination": "pooled", "d_ff": 24},
     "large vocabulary": {"vocab_size": 3001},
+    **{
+        f"{position} {kind} norm": {"norm_position": position, "norm": kind}
+        for position in NormPosition
+        for kind in NormKind
+    },
 }
 BERTS = {
     "post": {},

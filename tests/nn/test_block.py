@@ -5,7 +5,8 @@ import torch
 
 from qkv.choices import NormPosition
 from qkv.errors import ConfigError
-from qkv.nn import CAUSAL, Attention, Block, Blocks, FeedForward, HeadConfig, LayerNorm, Mask, Source
+from qkv.nn import CAUSAL, Attention, Block, Blocks, FeedForward, HeadConfig, Mask, Source
+from qkv.nn.norm import LayerNorm
 from qkv.nn.positions import ALiBi
 
 BATCH, N, N_SOURCE, D_MODEL, N_HEADS, D_FF = 2, 7, 5, 6, 3, 11

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from qkv.errors import ConfigError, InputError, ShapeError
-from qkv.nn import LayerNorm, TokenEmbedding, Unembedding
+from qkv.nn import TokenEmbedding, Unembedding
 from qkv.nn.embedding import InputEmbedding, check_ids_shape_dtype_range
+from qkv.nn.norm import LayerNorm
 from qkv.nn.positions import LearnedPositions
 
 BATCH, N, VOCABULARY, D_MODEL, N_SEGMENTS = 2, 7, 11, 5, 3

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.choices import NormKind
-from qkv.nn import LayerNorm, RMSNorm, make_norm
+from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
 
 BATCH, N, D_MODEL = 2, 7, 5
 

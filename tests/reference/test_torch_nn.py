@@ -5,18 +5,8 @@ import torch
 from torch import nn
 
 from qkv.choices import Activation, AttentionKernel, CellKind, NormPosition
-from qkv.nn import (
-    CAUSAL,
-    Attention,
-    Block,
-    FeedForward,
-    HeadConfig,
-    LayerNorm,
-    Mask,
-    RMSNorm,
-    Source,
-    use_attention_kernel,
-)
+from qkv.nn import CAUSAL, Attention, Block, FeedForward, HeadConfig, Mask, Source, use_attention_kernel
+from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.recurrent import BidirectionalRecurrentEncoder
 from tests.reference.config_strategies import arrays
 from tests.reference.numpy_recurrent import gru_step, lstm_step

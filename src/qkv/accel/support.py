@@ -8,8 +8,9 @@ from qkv.choices import AttentionKernel, HeadCombination
 from qkv.models import BERT, GPT, RNNSeq2Seq, Seq2Seq
 from qkv.models.bert import MaskedLMHead
 from qkv.models.stack import Stack
-from qkv.nn import Attention, Block, Blocks, FeedForward, LayerNorm, RMSNorm, Tap, TokenEmbedding, Unembedding
+from qkv.nn import Attention, Block, Blocks, FeedForward, Tap, TokenEmbedding, Unembedding
 from qkv.nn.embedding import InputEmbedding, PatchProjection
+from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.positions import (
     ALiBi,
     ConcatenatedSinusoidalPositions,

@@ -114,7 +114,7 @@ class TransformerConfig(Config):
     norm_position: NormPosition = NormPosition.PRE
     """Whether norms precede or follow each sub-layer."""
     norm_eps: float = Field(default=1e-5, gt=0)
-    """Constant that the norms add to the variance."""
+    """Small constant ε of the norms, which prevents a division by zero."""
     norm_bias: bool = True
     """Add a bias to each LayerNorm."""
     embedding_norm: bool = False

@@ -20,9 +20,8 @@ from qkv.inspection.residual_stream import head_outputs
 from qkv.inspection.short_repr import ShortRepr
 from qkv.inspection.validation import check_index
 from qkv.models import BERT, GPT, Model, RNNSeq2Seq, Seq2Seq
-from qkv.nn import LayerNorm
 from qkv.nn.block import activate
-from qkv.nn.norm import Norm
+from qkv.nn.norm import LayerNorm, Norm
 from qkv.text import Tokenizer
 from qkv.text.token_display import token_text_or_vocabulary_name
 

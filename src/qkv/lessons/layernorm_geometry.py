@@ -11,7 +11,8 @@ from qkv.lessons import majority
 from qkv.lessons.console import print_section, print_table, print_text
 from qkv.lessons.figure_style import BLUE, ORANGE, RED, DrawFigure, Figure
 from qkv.lessons.selectable_keys import find_selectable_keys
-from qkv.nn import AttentionInputs, LayerNorm
+from qkv.nn import AttentionInputs
+from qkv.nn.norm import LayerNorm
 
 N, D = 40, 64
 Vectors = Float[Tensor, "key d"]

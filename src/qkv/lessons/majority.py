@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from qkv.models.stack import init_weights
-from qkv.nn import Attention, HeadConfig, LayerNorm, TokenEmbedding
+from qkv.nn import Attention, HeadConfig, TokenEmbedding
+from qkv.nn.norm import LayerNorm
 from qkv.tensors import Ids, Logits
 
 N_CLASSES, D, N = 10, 8, 31

@@ -10,7 +10,8 @@ from qkv.choices import CellKind
 from qkv.inspection import new_figure
 from qkv.lessons.console import print_section, print_table, print_text
 from qkv.lessons.figure_style import BLUE, GREEN, ORANGE, RED, DrawFigure, Figure, style_and_label_axes
-from qkv.nn import CAUSAL, Attention, FeedForward, HeadConfig, LayerNorm
+from qkv.nn import CAUSAL, Attention, FeedForward, HeadConfig
+from qkv.nn.norm import LayerNorm
 from qkv.nn.recurrent import build_recurrence
 
 N_STACK_LAYERS, D, N = 24, 64, 16

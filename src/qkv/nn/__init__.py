@@ -5,7 +5,6 @@ from qkv.nn.block import Block, Blocks, FeedForward, Source
 from qkv.nn.cache import KVCache
 from qkv.nn.embedding import InputEmbedding, PatchProjection, TokenEmbedding, Unembedding
 from qkv.nn.mask import CAUSAL, Mask
-from qkv.nn.norm import LayerNorm, RMSNorm, make_norm
 from qkv.nn.tap import Tap
 
 __all__ = [
@@ -18,15 +17,12 @@ __all__ = [
     "HeadConfig",
     "InputEmbedding",
     "KVCache",
-    "LayerNorm",
     "Mask",
     "PatchProjection",
-    "RMSNorm",
     "Source",
     "Tap",
     "TokenEmbedding",
     "Unembedding",
-    "make_norm",
     "scaled_dot_product_attention",
     "use_attention_kernel",
 ]

@@ -1,4 +1,8 @@
-"""The normalization layers LayerNorm and RMSNorm."""
+"""Normalization layers.
+
+Every norm has a parameter `weight` (γ) and a method `scale`, which `inspection` uses to split the output of a norm into
+the contributions of its inputs.
+"""
 
 import torch
 from torch import Tensor, nn

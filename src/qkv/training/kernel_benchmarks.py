@@ -13,8 +13,8 @@ from qkv.choices import Activation, AttentionKernel, NormKind
 from qkv.cost.prediction import CALIBRATED_WEIGHT_BYTES
 from qkv.cost.workload import Precision
 from qkv.nn import CAUSAL, scaled_dot_product_attention
-from qkv.nn import make_norm as build_norm
 from qkv.nn.block import activate
+from qkv.nn.norm import make_norm as build_norm
 from qkv.nn.positions import RotaryEmbedding
 from qkv.nn.recurrent import run_recurrence_in_weight_dtype
 from qkv.training.benchmark_steps import parameter_dtype

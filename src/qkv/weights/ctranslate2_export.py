@@ -17,7 +17,8 @@ from qkv.config import GPTConfig, Seq2SeqConfig
 from qkv.errors import ConfigError, InputError, MissingExtraError
 from qkv.models import Seq2Seq
 from qkv.models.stack import Stack
-from qkv.nn import Attention, Block, LayerNorm, RMSNorm
+from qkv.nn import Attention, Block
+from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.positions import RelativeBias
 from qkv.text import Tokenizer, tokenizer_files
 from qkv.weights.checkpoint_folder import create_folder_atomically

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.accel.support import known_norm
-from qkv.nn import HeadConfig, LayerNorm, RMSNorm
+from qkv.nn import HeadConfig
+from qkv.nn.norm import LayerNorm, RMSNorm
 
 RotaryAngles = tuple[Tensor, Tensor]
 """Cosines of all rotary angles for the new tokens, and sines of the first half of the angles."""

@@ -26,9 +26,10 @@ from qkv.generation.decode_engine import (
 )
 from qkv.generation.sampling import NextLogits
 from qkv.models import GPT, Seq2Seq
-from qkv.nn import Block, KVCache, Mask, RMSNorm, Source
+from qkv.nn import Block, KVCache, Mask, Source
 from qkv.nn.block import activate
 from qkv.nn.cache import LayerSourceCache, RaggedAppendSlots
+from qkv.nn.norm import RMSNorm
 from qkv.nn.positions import RotaryEmbedding
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from qkv.accel.support import known_norm
 from qkv.choices import Activation
 from qkv.models import GPT
-from qkv.nn import Block, LayerNorm, RMSNorm
+from qkv.nn import Block
+from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.positions import RotaryEmbedding
 
 ACTIVATION_CODES = {Activation.RELU: 1, Activation.GELU: 2, Activation.GELU_TANH: 3, Activation.SILU: 4}

@@ -23,9 +23,10 @@ from qkv.accel.cuda.materialize import materialize_under_compile
 from qkv.accel.support import has_hooks_or_is_active_tap, known_norm
 from qkv.accel.swap import SublayerFunction, share_attributes
 from qkv.choices import Activation, NormPosition
-from qkv.nn import Attention, Block, FeedForward, LayerNorm, RMSNorm, Tap, Unembedding
+from qkv.nn import Attention, Block, FeedForward, Tap, Unembedding
 from qkv.nn.block import activate
 from qkv.nn.embedding import InputEmbedding
+from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.positions import (
     ConcatenatedSinusoidalPositions,
     PositionInfo,
