@@ -1,7 +1,9 @@
 """Conditions that decide whether a fast path supports a model, shared by all backends."""
 
 from collections.abc import Iterable
+from functools import cache
 
+import torch
 from torch import Tensor, nn
 
 from qkv.choices import AttentionKernel, HeadCombination
@@ -42,37 +44,67 @@ def has_hooks_or_is_active_tap(module: nn.Module) -> bool:
 
 
 def reason_modules_are_unsupported(
-    roots: Iterable[tuple[str, nn.Module]], linear_types: tuple[type[nn.Module], ...] | None
+    roots: Iterable[tuple[str, nn.Module]],
+    linear_types: tuple[type[nn.Module], ...] | None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> str | None:
     """Return why an engine that replaces the forward pass of all modules below `roots` cannot do so, or `None`.
 
     Such an engine requires known modules, standard attention layers, linear layers of the given types (`None` allows
-    all types), and neither hooks nor taps in use. `roots` contains a name and a module each.
+    all types), parameters of the given dtype (`None` allows all), and neither hooks nor taps in use. `roots` contains a
+    name and a module each.
     """
     for root_name, root in roots:
-        for name, module in root.named_modules(prefix=root_name):
-            if not _is_known(module):
-                return f"{name} is a {type(module).__name__}, which only the eager implementation supports"
-            if has_hooks_or_is_active_tap(module):
-                return f"{name} has a hook" if not isinstance(module, Tap) else f"{name} is being recorded or changed"
-            linears: list[tuple[str, nn.Module | None]] = []
-            if isinstance(module, Attention):
-                if module.kernel is not AttentionKernel.FUSED:
-                    return f"{name} uses the attention kernel {module.kernel.value!r}"
-                if module.head_config.combination is not HeadCombination.SPLIT:
-                    return f"head_combination={module.head_config.combination.value!r} is not supported"
-                linears = [(part, getattr(module, part)) for part in ("q_proj", "k_proj", "v_proj", "out_proj")]
-            elif isinstance(module, FeedForward):
-                linears = [(part, getattr(module, part)) for part in ("up_proj", "down_proj", "gate_proj")]
-            for part, linear in linears:
-                if linear is not None and linear_types is not None and type(linear) not in linear_types:
-                    return f"{name}.{part} is a {type(linear).__name__}"
+        # This check runs before every generation, and names take longer to build than the check itself.
+        for module in root.modules():
+            reason = _reason_module_is_unsupported(module, linear_types, dtype)
+            if reason is not None:
+                name = next(name for name, other in root.named_modules(prefix=root_name) if other is module)
+                return reason.format(name=name)
     return None
 
 
-def _is_known(module: nn.Module) -> bool:
+def _reason_module_is_unsupported(
+    module: nn.Module, linear_types: tuple[type[nn.Module], ...] | None, dtype: torch.dtype | None
+) -> str | None:
+    """Return a reason that contains `{name}` in place of the module's name, or `None`."""
+    if type(module) is Tap:  # first, because most modules are taps
+        return "{name} is being recorded or changed" if has_hooks_or_is_active_tap(module) else None
+    if not _is_known(type(module)):
+        return f"{{name}} is a {type(module).__name__}, which only the eager implementation supports"
+    if has_hooks_or_is_active_tap(module):
+        return "{name} has a hook"
+    if dtype is not None:
+        for part, parameter in module._parameters.items():  # noqa: SLF001 - torch has no fast public query
+            if parameter is not None and parameter.dtype != dtype:
+                return f"requires {dtype} weights, but {{name}}.{part} is {parameter.dtype}"
+    return _reason_layer_is_unsupported(module, linear_types)
+
+
+def _reason_layer_is_unsupported(module: nn.Module, linear_types: tuple[type[nn.Module], ...] | None) -> str | None:
+    match module:
+        case Attention():
+            if module.kernel is not AttentionKernel.FUSED:
+                return f"{{name}} uses the attention kernel {module.kernel.value!r}"
+            if module.head_config.combination is not HeadCombination.SPLIT:
+                return f"head_combination={module.head_config.combination.value!r} is not supported"
+            linears = ("q_proj", "k_proj", "v_proj", "out_proj")
+        case FeedForward():
+            linears = ("up_proj", "down_proj", "gate_proj")
+        case _:
+            return None
+    for part in linears:
+        linear = getattr(module, part)
+        if linear is not None and linear_types is not None and type(linear) not in linear_types:
+            return f"{{name}}.{part} is a {type(linear).__name__}"
+    return None
+
+
+@cache
+def _is_known(module_type: type[nn.Module]) -> bool:
     # Modules of torch and of `accel` itself are checked by their users, which accept only certain linear layers.
-    return type(module) in KNOWN_MODULES or type(module).__module__.startswith(("torch.", "qkv.accel."))
+    return module_type in KNOWN_MODULES or module_type.__module__.startswith(("torch.", "qkv.accel."))
 
 
 def known_norm(norm: nn.Module) -> LayerNorm | RMSNorm:

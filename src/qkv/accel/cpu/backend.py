@@ -46,14 +46,12 @@ class CPUBackend:
 
     def supports(self, model: Model) -> str | None:
         """Return `None` if the backend can run the model, and otherwise the reason why it cannot."""
-        for name, parameter in model.named_parameters():
-            if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-                return f"requires float32 weights on a CPU, but {name} is {parameter.dtype} on {parameter.device}"
         if model.training:
             return "requires evaluation mode (model.eval())"
         match model:
             case RNNSeq2Seq():
-                return None
+                others = ((name, p.dtype) for name, p in model.named_parameters() if p.dtype != torch.float32)
+                return next((f"requires float32 weights, but {name} is {dtype}" for name, dtype in others), None)
             case BERT():
                 return self._reason_encoder_is_unsupported(model)
             case GPT():
@@ -63,7 +61,7 @@ class CPUBackend:
                 roots = [("decoder", model.decoder), ("unembedding", model.unembedding)]
         if isinstance(embedding.position, ConcatenatedSinusoidalPositions):
             return "positions='concatenated' is not supported"
-        return reason_modules_are_unsupported(roots, SUPPORTED_LINEARS)
+        return reason_modules_are_unsupported(roots, SUPPORTED_LINEARS, dtype=torch.float32)
 
     def supports_training(self, model: nn.Module, config: TrainingConfig) -> str | None:
         """Return `None` if oneDNN can be used to train the model, and otherwise the reason why it cannot."""
@@ -102,4 +100,5 @@ class CPUBackend:
         if torch.is_grad_enabled():
             return "requires disabled gradients (torch.no_grad())"
         parts = ("embedding", "blocks", "final_norm", "last_hidden_state")
-        return reason_modules_are_unsupported([(part, model.get_submodule(part)) for part in parts], SUPPORTED_LINEARS)
+        roots = [(part, model.get_submodule(part)) for part in parts]
+        return reason_modules_are_unsupported(roots, SUPPORTED_LINEARS, dtype=torch.float32)
