@@ -161,9 +161,11 @@ def test_packing_uses_every_text_once_within_the_limits(monkeypatch):
     ids=str,
 )
 def test_packing_requires_a_supported_model(changes, reason):
-    assert reason_varlen_is_unsupported(BERT(CONFIG).bfloat16()) is None
-    assert "16-bit" in reason_varlen_is_unsupported(BERT(CONFIG))
-    assert reason in reason_varlen_is_unsupported(BERT(CONFIG.replace(**changes)).bfloat16())
+    model = BERT(CONFIG).eval()
+    assert "16-bit" in reason_varlen_is_unsupported(model)
+    assert reason_varlen_is_unsupported(model.bfloat16()) is None
+    assert "evaluation mode" in reason_varlen_is_unsupported(model.train())
+    assert reason in reason_varlen_is_unsupported(BERT(CONFIG.replace(**changes)).eval().bfloat16())
 
 
 def test_a_cpu_does_not_support_compilation():

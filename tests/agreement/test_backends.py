@@ -290,7 +290,7 @@ def observe_tap(model):
 
 
 STATES = {
-    "training": (lambda model: model.train(), ("gpt", "seq2seq", "rnn")),
+    "training": (lambda model: model.train(), ("gpt", "bert", "seq2seq", "rnn")),
     "a hook": (add_hook, ("gpt", "bert")),
     "an observed tap": (observe_tap, ("gpt", "bert")),
 }

@@ -9,7 +9,8 @@ from qkv.tensors import AttentionMask, Ids, Logits
 class GPT(Stack):
     """Decoder-only Transformer. The config selects the architecture, from GPT-2 to Llama.
 
-    The model holds only weights. The KV cache is an argument of `forward`.
+    The model holds only weights. The KV cache is an argument of `forward`. A model with `causal=False` shows what
+    goes wrong without a causal mask (lecture D) and cannot generate text.
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:

@@ -56,8 +56,8 @@ class RNNSeq2Seq(nn.Module):
 
         Targets must be padded on the right.
         """
-        start = self.encode(source_ids, attention_mask=source_attention_mask)
-        return self.decode(ids, start.source, start.state)[0]
+        encoded = self.encode(source_ids, attention_mask=source_attention_mask)
+        return self.decode(ids, encoded.source, encoded.state)[0]
 
     def encode(self, source_ids: SourceIds, *, attention_mask: SourceAttentionMask | None = None) -> RNNSource:
         """Encode source ids and return the encoder states with the decoder's initial state."""

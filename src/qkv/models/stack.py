@@ -64,7 +64,8 @@ class Stack(nn.Module):
         """
         if cache is not None and not self.causal:
             raise ConfigError("a cache requires a causal model, but the config has causal=False")
-        # These checks precede position_ids_reserving_cache so that invalid input leaves the cache unchanged.
+        # These checks come first so that invalid input leaves the cache unchanged. `position_ids_reserving_cache` then
+        # counts the new tokens as cached, which `build_mask` relies on.
         self.embedding.token.check(ids)
         check_length(ids.shape[1], self.context_length, cache)
         positions = position_ids_reserving_cache(ids, attention_mask=attention_mask, documents=documents, cache=cache)
@@ -118,12 +119,17 @@ def position_ids_reserving_cache(
     if attention_mask is None:
         n_before = torch.arange(ids.shape[1], device=ids.device)[None]
     else:
+        # The position of a padding token does not matter because no token attends to it.
         n_before = attention_mask.long().cumsum(1) - attention_mask.long()
     return n_before if documents is None else n_before - _document_offsets(documents, n_before)
 
 
 def _document_offsets(documents: Tensor, n_before: Tensor) -> Tensor:
-    """Return, for each position, the number of tokens that precede its document."""
+    """Return, for each position, the number of tokens that precede its document.
+
+    For documents [7, 7, 8, 8, 8] and `n_before` [0, 1, 2, 3, 4], the product with `is_start` is [0, 0, 2, 0, 0], and
+    its running maximum is [0, 0, 2, 2, 2].
+    """
     is_start = torch.ones_like(documents, dtype=torch.bool)
     is_start[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return (n_before * is_start).cummax(1).values
@@ -164,7 +170,9 @@ def build_mask(
         # `reserve` has already counted the new tokens in `n_filled`. Padding is never written to a cache, so padding
         # keys need no mask. Shorter rows have unfilled slots, but these lie after the query's own position, because
         # slot j contains the token at position j. The causal rule therefore hides them.
-        no_empty_rows = attention_mask is None  # each query sees at least its own key, which has just been reserved
+        # A query sees at least its own key, which has just been reserved. With padding, a row may consist of padding
+        # only, and its queries have no key of their own.
+        no_empty_rows = attention_mask is None
         n = positions.shape[1]
         if not cache.is_ragged and cache.n_filled == n:  # prefill: a square causal mask
             return Mask(causal=True, sliding_window=sliding_window)

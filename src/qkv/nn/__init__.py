@@ -1,4 +1,7 @@
-"""Building blocks for models: attention, masks, caches, positions, norms, feed-forward and recurrent layers."""
+"""Building blocks for models: attention, masks, caches, positions, norms, feed-forward and recurrent layers.
+
+The docstrings refer to five lectures, A to E. `docs/mission.md` lists their topics.
+"""
 
 from qkv.nn.attention import Attention, AttentionInputs, HeadConfig, scaled_dot_product_attention, use_attention_kernel
 from qkv.nn.block import Block, Blocks, FeedForward, Source

@@ -39,7 +39,7 @@ class AttentionInputs:
     """Number of batch rows that share one row of keys. Their queries are concatenated along the query axis."""
 
     def __post_init__(self) -> None:
-        # Beams have already been folded into the query axis, so queries and keys have the same number of rows.
+        # Beams have already been moved to the query axis, so queries and keys have the same number of rows.
         (batch, n_heads, n_queries, d_head), (n_rows, n_kv_heads, n_keys, _) = self.queries.shape, self.keys.shape
         if batch != n_rows or n_heads % n_kv_heads or d_head != self.keys.shape[3] or n_keys != self.values.shape[2]:
             shapes = [tuple(tensor.shape) for tensor in (self.queries, self.keys, self.values)]

@@ -51,7 +51,7 @@ class RaggedAppendSlots:
 
 
 class LayerCache:
-    """Cached keys and values of one layer, with shape (batch, kv_head, capacity, width)."""
+    """Cached keys and values of one layer, with shape (batch, kv_head, slot, width)."""
 
     def __init__(self, parent: "KVCache", layer: int) -> None:
         self._parent = parent
@@ -95,6 +95,7 @@ class LayerSourceCache:
 
     @property
     def query_positions(self) -> Positions | None:
+        """Positions of the target tokens that attend to the source in the current forward pass."""
         return None if self._parent is None else self._parent.positions
 
     def get_or_compute(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Keys, Values]:
@@ -185,9 +186,8 @@ class KVCache:
         is_ragged = self.is_ragged or (attention_mask is not None and not bool(attention_mask.all()))
         # The number of tokens that each row grows by: the same number for all rows, or one number per row.
         n_added = n_new if attention_mask is None else attention_mask.sum(1)
-        # Reading the lengths would synchronize with the GPU. Without padding, this is not necessary because every row
-        # grows by n_new.
         if attention_mask is None or not is_ragged:
+            # The longest row grows by n_new as well, so its length need not be read, which would wait for a GPU.
             n_needed = self.n_filled + n_new
         else:
             n_needed = int((self.lengths + n_added).max())
@@ -236,8 +236,8 @@ class KVCache:
         cached, previous = self.sources[0].keys_values, self._source_states
         if cached is not None:
             is_other = (cached[0].shape[0], cached[0].shape[2]) != tuple(states.shape[:2])
-            if previous is not None and previous is not states and previous.shape == states.shape:
-                is_other = can_read_values(states) and not torch.equal(previous, states)
+            if previous is not None and previous is not states and can_read_values(states):
+                is_other = is_other or not torch.equal(previous, states)
             if is_other:
                 shapes = f"{cached[0].shape[0]} × {cached[0].shape[2]}, now {states.shape[0]} × {states.shape[1]}"
                 raise KVCacheError(f"the cache was filled from a different source (then of shape {shapes})")
@@ -250,7 +250,7 @@ class KVCache:
 
         The beams of a source share its cross-attention cache, which is not reordered with them. `sources` selects the
         sources to keep (default: all). The caller guarantees that reordering does not change the first
-        `common_prefix` positions of any row, so they are not copied.
+        `common_prefix` positions of any row, so they are not copied unless the number of rows changes.
         """
         if sources is not None:
             for source in self.sources:

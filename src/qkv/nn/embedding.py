@@ -44,7 +44,7 @@ def check_ids_shape_dtype_range(ids: Tensor, n: int, *, name: str = "id") -> Non
 class PatchProjection(nn.Module):
     """Linear embedding of image patches.
 
-    A token embedding is the same matrix product with a one-hot vector in place of the patch.
+    A token embedding is the special case in which every patch is a one-hot vector.
     """
 
     def __init__(self, d_patch: int, d_model: int) -> None:

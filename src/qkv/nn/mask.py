@@ -35,7 +35,7 @@ class Mask:
     key_positions: KeyPositions | None = None
     """Positions of the keys. `None` means 0, 1, 2, …"""
     no_empty_rows: bool = False
-    """Whether the caller guarantees that every query may attend to at least the key at its own position."""
+    """Whether the caller guarantees that every query may attend to at least one key."""
     dense: DenseMask | None = None
     """Rule as a boolean tensor, computed once for all layers by `materialize_if_kernel_needs_it`."""
 
@@ -96,7 +96,7 @@ class Mask:
             raise ShapeError(f"a causal mask over {n_queries} queries and {n_keys} keys requires query_positions")
         for name, n in (
             ("key_padding_mask", n_keys),
-            ("documents", n_queries),
+            ("documents", n_queries),  # queries and keys are the same tokens
             ("documents", n_keys),
             ("query_positions", n_queries),
             ("key_positions", n_keys),

@@ -140,8 +140,10 @@ class StateAttention(nn.Module):
 
     def _compute_scores(self, queries: Tensor, keys: Keys) -> Scores:
         if self.kind is RNNAttentionScore.ADDITIVE:
+            # Every query is added to every key: (batch, query, 1, width) + (batch, 1, key, width).
             hidden = self.q_proj(queries)[:, :, None] + keys
             return self.score_proj(torch.tanh(hidden)).squeeze(-1)[:, None]
+        # Scores do not depend on the values.
         return AttentionInputs(queries=queries[:, None], keys=keys, values=keys, scale=1.0).scores()
 
 

@@ -95,6 +95,7 @@ def reason_varlen_is_unsupported(model: BERT) -> str | None:
     """Return why PyTorch's variable-length attention kernel cannot run this BERT, or `None` if it can."""
     weight, config = model.embedding.token.weight, model.config
     conditions = {
+        "requires evaluation mode (model.eval())": not model.training,
         f"requires 16-bit weights, got {weight.dtype}": weight.dtype in (torch.bfloat16, torch.float16),
         f"positions={config.positions.value!r} is not supported for an encoder": model.relative_positions is None,
         "sliding_window is not supported for an encoder": config.sliding_window is None,
