@@ -5,6 +5,7 @@ import torch
 
 from qkv import engines
 from qkv.accel.cuda.backend import reason_kernels_are_unsupported, reason_varlen_is_unsupported
+from qkv.choices import NormKind
 from qkv.config import BERTConfig, GPTConfig, RNNConfig, Seq2SeqConfig, TrainingConfig, load_config
 from qkv.cost import Workload
 from qkv.cost.backends import select_backend
@@ -14,7 +15,6 @@ from qkv.zoo import shipped_model_folders
 
 SHAPE = {"vocab_size": 32, "context_length": 16, "d_model": 16, "n_heads": 2}
 GPT_OPTIONS = [
-    {},
     {"causal": False},
     {"sliding_window": 4},
     {"embedding_norm": True},
@@ -22,19 +22,24 @@ GPT_OPTIONS = [
     {"n_kv_heads": 1},
     {"gated": True},
     {"head_combination": "pooled"},
+    *({"norm": kind} for kind in NormKind),  # one of these is the default
     *({"positions": kind} for kind in ("none", "sinusoidal", "concatenated", "rotary", "alibi", "relative")),
 ]
 BERT_OPTIONS = [
-    {},
     {"sliding_window": 4},
     {"gated": True},
     {"scale_scores": False},
     {"head_combination": "pooled"},
     {"positions": "rotary"},
+    *({"norm": kind} for kind in NormKind),
 ]
 GPTS = [GPTConfig(**SHAPE, n_layers=1, **options) for options in GPT_OPTIONS]
 BERTS = [BERTConfig(**SHAPE, n_layers=1, **options) for options in BERT_OPTIONS]
-SEQ2SEQ_OPTIONS = [{}, {"head_combination": "pooled"}, {"positions": "concatenated"}]
+SEQ2SEQ_OPTIONS = [
+    {"head_combination": "pooled"},
+    {"positions": "concatenated"},
+    *({"norm": kind} for kind in NormKind),
+]
 SEQ2SEQS = [Seq2SeqConfig(**SHAPE, n_encoder_layers=1, n_decoder_layers=1, **options) for options in SEQ2SEQ_OPTIONS]
 SHIPPED = {name: load_config(folder / "config.json") for name, folder in shipped_model_folders().items()}
 CONFIGS = [*GPTS, *BERTS, *SEQ2SEQS, RNNConfig(vocab_size=32, d_model=16), *SHIPPED.values()]

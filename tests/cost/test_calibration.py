@@ -157,7 +157,7 @@ def test_the_shipped_calibration_predicts_the_steps_of_gpt2_on_an_h200(
     tmp_path, monkeypatch, mode, dtype, seq_len, milliseconds
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shipped = find_newest_calibration(mode, dtype, device="h200")
+    shipped = find_newest_calibration(preset("gpt2"), mode, dtype, device="h200")
     assert shipped is not None
     assert shipped.device_and_date == "NVIDIA H200, 2026-11-19"
     prediction = predict_time(preset("gpt2"), Workload(batch_size=1, mode=mode, dtype=dtype, seq_len=seq_len), shipped)
@@ -170,7 +170,7 @@ def test_a_shipped_calibration_is_used_only_for_its_device(tmp_path, monkeypatch
     monkeypatch.setattr(calibration, "SHIPPED_FOLDER", tmp_path / "shipped")
     shipped = make_calibration("cuda", "bfloat16", device="NVIDIA H200")
     save_calibration(shipped, tmp_path / "shipped" / "calibration-nvidia-h200-bfloat16.json")
-    settings = (Mode.DECODE, Precision.BFLOAT16)
+    settings = (preset("gpt2"), Mode.DECODE, Precision.BFLOAT16)
     assert find_newest_calibration(*settings, device="h200") == shipped
     assert find_newest_calibration(*settings, device="h100") is None
     assert find_newest_calibration(*settings) is None

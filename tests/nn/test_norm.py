@@ -32,10 +32,11 @@ def test_rms_norm_divides_by_the_root_mean_square_without_centering():
 @pytest.mark.parametrize("kind", list(NormKind))
 def test_weight_and_bias_come_after_the_norm(kind):
     part, x = make_norm(kind, D_MODEL), torch.randn(BATCH, N, D_MODEL)
-    before = part(x)
     with torch.no_grad():
-        part.weight.copy_(torch.arange(1.0, 6.0))
-        expected = before * torch.arange(1.0, 6.0)
+        part.weight.fill_(1.0)
+        weight = torch.arange(2.0, 2.0 + len(part.weight))
+        expected = part(x) * weight
+        part.weight.copy_(weight)
         if kind is NormKind.LAYER:
             part.bias.fill_(0.5)
             expected = expected + 0.5
@@ -48,7 +49,7 @@ def test_a_norm_does_not_depend_on_the_scale_of_its_input(factor, kind):
     torch.testing.assert_close(part(x * factor), part(x), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", list(NormKind))
+@pytest.mark.parametrize("kind", [NormKind.LAYER, NormKind.RMS])
 def test_eps_is_added_inside_the_square_root(kind):
     x = torch.tensor([[[0.3, -0.3]]])
     got = make_norm(kind, 2, eps=0.16)(x)

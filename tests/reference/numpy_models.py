@@ -232,6 +232,7 @@ def _norm(s: Settings, w: Weights, name: str, x: Array) -> Array:
     if s["norm"] == "rms":
         size = np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_eps"])
         return x / size * w[f"{name}.weight"]
+    assert s["norm"] == "layer"
     centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
     size = np.sqrt((centred**2).sum(-1, keepdims=True) / x.shape[-1] + s["norm_eps"])
     out = centred / size * w[f"{name}.weight"]

@@ -161,7 +161,7 @@ def estimate_cost(
     estimate = estimate_workload(config, workload)
     measured_device = validated_measurement_device_name(estimate, device_spec) if measure else None
     device_name = measured_device or (None if device_spec is None else device_spec.name)
-    selected_calibration = _load_applicable_calibration(calibration, workload, device=device_name)
+    selected_calibration = _load_applicable_calibration(calibration, estimate, device=device_name)
     times = _bound_and_predicted_times(estimate, device_spec, selected_calibration, backend)
     if measured_device is not None:
         times["measured"] = _measure_and_compare_with_prediction(
@@ -213,7 +213,7 @@ def _build_workload(
 
 
 def _load_applicable_calibration(
-    path: Path | None, workload: "Workload", *, device: str | None
+    path: Path | None, estimate: "Estimate", *, device: str | None
 ) -> "Calibration | None":
     """Load the given calibration, or the newest calibration that applies to the workload.
 
@@ -221,8 +221,9 @@ def _load_applicable_calibration(
     """
     from qkv.cost.calibration import find_newest_calibration, load_calibration
 
+    workload = estimate.workload
     if path is None:
-        return find_newest_calibration(workload.mode, workload.dtype, device=device)
+        return find_newest_calibration(estimate.config, workload.mode, workload.dtype, device=device)
     calibration = load_calibration(path)
     calibration.check_precision(workload.mode, workload.dtype)
     if device is not None and not calibration.is_for_device(device):

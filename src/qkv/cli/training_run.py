@@ -155,10 +155,11 @@ def estimate_and_print_run(
     from qkv.training.objectives import uses_bfloat16
     from qkv.utils import gpu_name_or_cpu_threads
 
+    config = recipe.build_model_config(vocab_size)
     training = distributed.shrink_micro_batch_to_fill_ranks(recipe.training)
     dtype = Precision.MIXED if uses_bfloat16(training.precision, device) else Precision.FLOAT32
     estimate = estimate_run(
-        recipe.build_model_config(vocab_size),
+        config,
         batch_size=training.micro_batch_size,
         seq_len=training.seq_len,
         steps=training.steps,
@@ -173,7 +174,7 @@ def estimate_and_print_run(
         logits_to_keep=None if recipe.masking is None else recipe.masking.max_masked_tokens(training.seq_len),
         dtype=dtype,
         device_type="cuda" if device.type == "cuda" else "cpu",
-        calibration=find_newest_calibration(Mode.TRAIN, dtype, device=gpu_name_or_cpu_threads(device)),
+        calibration=find_newest_calibration(config, Mode.TRAIN, dtype, device=gpu_name_or_cpu_threads(device)),
         backend=backend,
     )
     if distributed.is_main_process:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from qkv.choices import BackendName
-from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, Seq2SeqConfig
+from qkv.config import BERTConfig, Config, GPTConfig, ModelConfig, Seq2SeqConfig, TransformerConfig
 from qkv.cost.workload import Mode, Precision, Workload
 from qkv.errors import ConfigError, DiskError, InputError
 
@@ -237,6 +237,12 @@ class Calibration(Config):
                 f"dtype={dtype.value}"
             )
 
+    def check_kernels(self, config: ModelConfig, mode: Mode) -> None:
+        """Raise `InputError` if the norm or the activation of a model was added to qkv after the calibration."""
+        if isinstance(config, TransformerConfig):
+            for kind in (config.norm, config.activation):
+                self.get_table(f"{kind.value}.{'train' if mode is Mode.TRAIN else 'infer'}")
+
     def get_reference_steps(self, backend: str, family: str, mode: Mode) -> tuple[ReferenceStep, ...]:
         """Return the reference steps of a backend, or an empty tuple if it runs the kernels of the eager backend."""
         steps = self.reference_steps.get(BackendName(backend), ())
@@ -347,8 +353,10 @@ def list_calibrations() -> list[Path]:
     return sorted(folder.glob("calibration-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def find_newest_calibration(mode: Mode, dtype: Precision, *, device: str | None = None) -> Calibration | None:
-    """Return the newest calibration for the given mode, precision and device, or None if there is none.
+def find_newest_calibration(
+    config: ModelConfig, mode: Mode, dtype: Precision, *, device: str | None = None
+) -> Calibration | None:
+    """Return the newest calibration for the given model, mode, precision and device, or None if there is none.
 
     If a device is given, a calibration that is shipped with qkv is used as a fallback.
     """
@@ -357,6 +365,7 @@ def find_newest_calibration(mode: Mode, dtype: Precision, *, device: str | None 
         try:
             calibration = load_calibration(path)
             calibration.check_precision(mode, dtype)
+            calibration.check_kernels(config, mode)
         except InputError:
             continue  # the file is for another precision or was written by an older version
         if device is None or calibration.is_for_device(device):

@@ -236,8 +236,9 @@ class KVCache:
         cached, previous = self.sources[0].keys_values, self._source_states
         if cached is not None:
             is_other = (cached[0].shape[0], cached[0].shape[2]) != tuple(states.shape[:2])
-            if previous is not None and previous is not states and can_read_values(states):
-                is_other = is_other or not torch.equal(previous, states)
+            # After a reordering of the cached keys, `previous` has another shape, so its values cannot be compared.
+            if previous is not None and previous is not states and previous.shape == states.shape:
+                is_other = is_other or (can_read_values(states) and not torch.equal(previous, states))
             if is_other:
                 shapes = f"{cached[0].shape[0]} × {cached[0].shape[2]}, now {states.shape[0]} × {states.shape[1]}"
                 raise KVCacheError(f"the cache was filled from a different source (then of shape {shapes})")

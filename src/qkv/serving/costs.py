@@ -37,7 +37,7 @@ def cost_response(request: CostRequest, config: ModelConfig | None) -> dict[str,
     estimate = estimate_workload(model_config, work)
     roof = roofline_bound(estimate, device)
     tables = lecture_tables(estimate)
-    calibration = find_newest_calibration(work.mode, work.dtype, device=device.name)
+    calibration = find_newest_calibration(model_config, work.mode, work.dtype, device=device.name)
     return {
         "title": estimate.title,
         **estimate.as_dict(),
@@ -88,7 +88,7 @@ def _decode_cost_by_context(config: ModelConfig, work: Workload, device: DeviceS
         return []
     dtype = work.dtype if work.dtype is not Precision.MIXED else Precision.BFLOAT16
     lengths = sorted({*(2**i for i in range(4, 24) if 2**i < config.context_length), config.context_length})
-    calibration = find_newest_calibration(Mode.DECODE, dtype, device=device.name)
+    calibration = find_newest_calibration(config, Mode.DECODE, dtype, device=device.name)
     points = []
     for n in lengths:
         step = Workload(

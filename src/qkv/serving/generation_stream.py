@@ -145,7 +145,7 @@ def stream_generation(loaded: RegisteredModel, task: Task, request: GenerateRequ
         capacity = len(prompt) + sequence.limit.max_new_tokens - 1
         engine = GPTDecodeEngine(task.model, task.model.new_cache(batch=1, capacity=capacity, growth_step=CACHE_CHUNK))
     calibration = find_newest_calibration(
-        Mode.DECODE, Precision.FLOAT32, device=gpu_name_or_cpu_threads(torch.device("cpu"))
+        config, Mode.DECODE, Precision.FLOAT32, device=gpu_name_or_cpu_threads(torch.device("cpu"))
     )
     observed = _AttentionRecordingEngine(task, loaded, interventions, engine, calibration)
     values_per_token = config.n_layers * config.n_kv_heads * (config.d_head + config.d_value)
