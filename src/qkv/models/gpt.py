@@ -30,5 +30,6 @@ class GPT(Stack):
         cache: KVCache | None = None,
     ) -> Logits:
         """Return the logits of the next token at every position. See `hidden_states` for the arguments."""
+        # The causal mask hides later tokens from every position, so one pass trains the predictions at all positions.
         states = self.hidden_states(ids, attention_mask=attention_mask, documents=documents, cache=cache)
         return self.unembedding(states)

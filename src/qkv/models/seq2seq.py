@@ -35,6 +35,7 @@ class Seq2Seq(nn.Module):
         attention_mask: AttentionMask | None = None,
     ) -> Logits:
         """Return the logits at every target position, given the true target prefix (teacher forcing)."""
+        # The decoder reads the true prefix, not its own predictions, so all target positions are computed at once.
         encoded = self.encode(source, attention_mask=source_attention_mask)
         return self.decode(ids, encoded, attention_mask=attention_mask)
 

@@ -77,6 +77,7 @@ class Stack(nn.Module):
             documents=documents,
             cache=cache,
         )
+        # From here on, x is the residual stream: one vector of width d_model per token, to which every sub-layer adds.
         x = self.embedding(ids, positions, segments)
         relative = self.relative_positions
         x = self.blocks(x, positions=positions, relative_positions=relative, mask=mask, cache=cache, source=source)

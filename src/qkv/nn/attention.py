@@ -49,10 +49,12 @@ class AttentionInputs:
 
     def scores(self) -> Scores:
         """Compute the attention scores q·k·scale (+ bias), with −∞ at masked keys."""
+        # (batch, head, query, d_head) @ (batch, head, d_head, key): one dot product for each query and key.
         scores = self.queries @ self._repeat_kv_heads(self.keys).transpose(-2, -1) * self.scale
         if self.bias is not None:
             scores = scores + self.bias
         if self.mask is not None:
+            # The softmax turns −∞ into a weight of exactly 0.
             visible = self.mask.to_dense(scores.shape[-2], scores.shape[-1], scores.device)
             scores = scores.masked_fill(~visible, float("-inf"))
         return scores
@@ -62,6 +64,7 @@ class AttentionInputs:
 
     def weighted_values(self, weights: AttentionWeights) -> HeadOutputs:
         """Compute the sum of the values, weighted by `weights`, for each head and query."""
+        # (batch, head, query, key) @ (batch, head, key, d_value) → (batch, head, query, d_value)
         return weights.to(self.values.dtype) @ self._repeat_kv_heads(self.values)
 
     def unfold_beams(
@@ -77,6 +80,7 @@ class AttentionInputs:
 
     def _repeat_kv_heads(self, kv: Tensor) -> Tensor:
         """Repeat key/value heads so that there is one per query head (grouped-query attention)."""
+        # Fewer key/value heads make the cache smaller. With a single one, this is multi-query attention.
         group_size = self.queries.shape[1] // kv.shape[1]
         return kv.repeat_interleave(group_size, dim=1)
 
@@ -86,6 +90,7 @@ def masked_softmax(scores: Scores) -> AttentionWeights:
 
     Fully masked rows result in zeros, whereas a plain softmax would return NaN.
     """
+    # In a row of −∞, every exponential is 0, and the softmax would divide 0 by 0.
     is_empty_row = (scores == float("-inf")).all(-1, keepdim=True)
     safe = scores.masked_fill(is_empty_row, 0.0)
     return safe.softmax(-1).masked_fill(is_empty_row, 0.0)
@@ -222,13 +227,16 @@ class Attention(nn.Module):
         """
         self._check_inputs(x, source)
         if source is None:
+            # Self-attention: queries, keys and values are three projections of the same tokens.
             queries, keys, values = self.project_qkv(x)
             if position_info is not None:
                 # Keys are rotated before they are cached because their absolute positions never change.
                 queries, keys = position_info.rotate(queries), position_info.rotate(keys)
             if isinstance(cache, LayerCache):
+                # In a decode step, x is only the newest token, but it attends to all tokens so far.
                 keys, values = cache.append(keys, values)
         else:
+            # Cross-attention: the queries come from the target, and the keys and values from the source.
             queries = self.split_heads(self.q_proj(x), self.head_config.n_heads)
             # The keys and values of a source are the same in every decode step, so they are computed only once.
             source_cache = cache if isinstance(cache, LayerSourceCache) else LayerSourceCache()
@@ -244,6 +252,8 @@ class Attention(nn.Module):
             query_positions=None if cache is None else cache.query_positions,
             beams_per_source=beams_per_source,
         )
+        # Each head has its own attention weights, so different heads can attend to different tokens. The output
+        # projection mixes their results.
         head_outputs = self.head_outputs(inputs.unfold_beams(self._attend(self.inputs(inputs))))
         return self.out_proj(self.combine_heads(head_outputs))
 
@@ -267,6 +277,7 @@ class Attention(nn.Module):
     @staticmethod
     def split_heads(projected: Tensor, n_heads: int) -> Tensor:
         """Reshape (batch, position, head · width) to (batch, head, position, width)."""
+        # With the head axis next to the batch axis, one batched matrix product computes all heads.
         batch, n, _ = projected.shape
         return projected.view(batch, n, n_heads, -1).transpose(1, 2)
 

@@ -77,9 +77,11 @@ class FeedForward(nn.Module):
         self.hidden = Tap()
 
     def forward(self, x: Residual) -> Residual:
+        # The layer processes every position separately. Only attention moves information between positions.
         if self.gate_proj is None:
             hidden = activate(self.up_proj(x), self.activation)
         else:
+            # The gate decides for each hidden unit how much of its value passes.
             hidden = activate(self.gate_proj(x), self.activation) * self.up_proj(x)
         return self.down_proj(self.hidden(hidden))
 
@@ -140,6 +142,8 @@ class Block(nn.Module):
 
     def add_sublayer(self, x: Residual, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], tap: Tap) -> Residual:
         """Add the output of a sub-layer to the residual stream, with pre-norm or post-norm."""
+        # With pre-norm, nothing but sums lies between the embedding and the last block, so gradients reach all blocks
+        # undiminished and deep models train without a long warm-up. With post-norm, every norm rescales the stream.
         if self.norm_position is NormPosition.PRE:
             return x + self.dropout(tap(sublayer(norm(x))))
         return norm(x + self.dropout(tap(sublayer(x))))
@@ -173,6 +177,7 @@ class Blocks(nn.ModuleList):
             key_positions = positions if cache is None else torch.arange(n_keys, device=x.device)[None]
             position_info = relative_positions(positions, key_positions, x.dtype)
         source = None if source is None else source.materialize_mask()
+        # All layers use the same mask and positions, but each one has its own cached keys and values.
         layer_caches = [None] * len(self) if cache is None else list(zip(cache.layers, cache.sources, strict=True))
         for block, layer_cache in zip(self, layer_caches, strict=True):
             run = partial(block, mask=mask, position_info=position_info, cache=layer_cache, source=source)

@@ -22,6 +22,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
     def forward(self, x: Residual) -> Residual:
+        # Every token is normalized by itself, over its d_model elements.
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def scale(self, x: Tensor) -> Tensor:

@@ -99,6 +99,8 @@ class PositionInfo:
         if self.rotation is None:
             return x
         cos, sin = (part.to(x.dtype) for part in self.rotation)
+        # Each pair (first[i], second[i]) is rotated like a point in a plane. The dot product of a rotated query and a
+        # rotated key depends only on the difference of their angles, which is proportional to their distance.
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -172,6 +174,7 @@ class ALiBi(nn.Module):
     def forward(
         self, query_positions: QueryPositions, key_positions: KeyPositions, dtype: torch.dtype = torch.float32
     ) -> PositionInfo:
+        # The biases need no parameters, and they also exist for distances that are longer than any in training.
         distance = (query_positions[:, None, :, None] - key_positions[:, None, None, :]).abs()
         precise_dtype = torch.promote_types(dtype, torch.float32)
         slopes = torch.tensor(self.slopes, dtype=precise_dtype, device=distance.device)[:, None, None]

@@ -175,6 +175,7 @@ class AttentiveDecoder(nn.Module):
         cache: LayerSourceCache | None = None,
     ) -> tuple[Residual, State]:
         """Return the decoder outputs, and the recurrent state after the last position."""
+        # A recurrence computes its states one after the other. This is the loop that a Transformer avoids.
         states, last = run_recurrence_in_weight_dtype(self.recurrence, x, state)
         states = self.states(states)
         if self.attention is not None and self.combine is not None:
