@@ -57,8 +57,8 @@ class BERT(Stack):
 
         `segments` is 0 for sentence A (the default) and 1 for sentence B. See `hidden_states` for the other arguments.
         """
-        # Without a causal mask, every state depends on the words on both sides. Predicting the next word would be
-        # trivial, so BERT is trained to predict words that were masked in the input.
+        # Without a causal mask, every state depends on the tokens on both sides. Predicting the next token would be
+        # trivial, so BERT is trained to predict tokens that were masked in the input.
         return self.hidden_states(ids, segments=segments, attention_mask=attention_mask, documents=documents)
 
     def pooled_output(self, hidden_states: Residual) -> Float[Tensor, "batch d_model"]:

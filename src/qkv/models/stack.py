@@ -171,14 +171,13 @@ def build_mask(
         # `reserve` has already counted the new tokens in `n_filled`. Padding is never written to a cache, so padding
         # keys need no mask. Shorter rows have unfilled slots, but these lie after the query's own position, because
         # slot j contains the token at position j. The causal rule therefore hides them.
-        # A query sees at least its own key, which has just been reserved. With padding, a row may consist of padding
-        # only, and its queries have no key of their own.
-        no_empty_rows = attention_mask is None
         n = positions.shape[1]
-        if not cache.is_ragged and cache.n_filled == n:  # prefill: a square causal mask
+        if not cache.is_ragged and cache.n_filled == n:  # the cache was empty before: a square causal mask
             return Mask(causal=True, sliding_window=sliding_window)
         if not cache.is_ragged and n == 1 and sliding_window is None:  # a decode step attends to the entire cache
             return None
+        # Every real token sees at least its own key. A row that consists only of padding may see none.
+        no_empty_rows = attention_mask is None
         return Mask(causal=True, sliding_window=sliding_window, query_positions=positions, no_empty_rows=no_empty_rows)
     if not causal and sliding_window is None and attention_mask is None and documents is None:
         return None

@@ -88,7 +88,7 @@ class AttentionInputs:
 def masked_softmax(scores: Scores) -> AttentionWeights:
     """Compute the softmax of the scores over the keys.
 
-    Fully masked rows result in zeros, whereas a plain softmax would return NaN.
+    Fully masked rows become zeros, whereas a plain softmax would return NaN.
     """
     # In a row of −∞, every exponential is 0, and the softmax would divide 0 by 0.
     is_empty_row = (scores == float("-inf")).all(-1, keepdim=True)

@@ -142,8 +142,8 @@ class Block(nn.Module):
 
     def add_sublayer(self, x: Residual, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], tap: Tap) -> Residual:
         """Add the output of a sub-layer to the residual stream, with pre-norm or post-norm."""
-        # With pre-norm, nothing but sums lies between the embedding and the last block, so gradients reach all blocks
-        # undiminished and deep models train without a long warm-up. With post-norm, every norm rescales the stream.
+        # With pre-norm, the stream is a plain sum from the embedding to the last block, so gradients reach all blocks
+        # directly and deep models train without a long warm-up. With post-norm, every norm rescales the stream.
         if self.norm_position is NormPosition.PRE:
             return x + self.dropout(tap(sublayer(norm(x))))
         return norm(x + self.dropout(tap(sublayer(x))))

@@ -187,7 +187,7 @@ class KVCache:
         # The number of tokens that each row grows by: the same number for all rows, or one number per row.
         n_added = n_new if attention_mask is None else attention_mask.sum(1)
         if attention_mask is None or not is_ragged:
-            # The longest row grows by n_new as well, so its length need not be read, which would wait for a GPU.
+            # The longest row grows by n_new as well. Its length is not read, because reading would wait for a GPU.
             n_needed = self.n_filled + n_new
         else:
             n_needed = int((self.lengths + n_added).max())

@@ -1,7 +1,7 @@
 """Normalization layers.
 
 Every norm has a parameter `weight` (γ). It also has a method `scale`, which `inspection` uses to attribute a logit to
-the layers that wrote to the residual stream: for a fixed scale, a norm is a linear function of its input.
+the layers that wrote to the residual stream: for a fixed scale, a norm is an affine function of its input.
 """
 
 import torch
@@ -50,7 +50,7 @@ Norm = LayerNorm | RMSNorm
 
 
 def make_norm(kind: NormKind, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> Norm:
-    """Create a norm. `bias` only matters for a LayerNorm, because the others have none."""
+    """Create a norm. Only a LayerNorm can have a bias."""
     match kind:
         case NormKind.LAYER:
             return LayerNorm(d_model, eps=eps, bias=bias)

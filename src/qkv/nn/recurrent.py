@@ -83,6 +83,7 @@ class BidirectionalRecurrentEncoder(nn.Module):
         return self.states(states), initial
 
     def _initial_state(self, linear: nn.Module, last: Tensor) -> Tensor:
+        # The last two states are those of the last layer, one for each direction.
         forward, backward = last[-2], last[-1]
         initial = torch.tanh(linear(torch.cat((forward, backward), dim=-1)))
         return initial.expand(self.n_decoder_layers, *initial.shape).contiguous()
