@@ -244,6 +244,19 @@ def test_a_calibration_is_read_from_a_file_or_found_in_the_cache(tmp_path):
     assert load_calibration(tmp_path / "c.json").device == "synthetic"
 
 
+def test_a_calibration_without_the_norm_of_the_model_is_reported_and_not_used(tmp_path):
+    calibration = make_calibration()
+    tables = {name: table for name, table in calibration.tables.items() if name != "layer.infer"}
+    save_calibration(calibration.replace(tables=tables), tmp_path / "cache" / "qkv" / "calibration-old.json")
+    done = CliRunner().invoke(app, ["cost", "gpt-nano"])
+    assert done.exit_code == 0
+    assert "predicted" not in done.stdout
+    assert "calibration-old.json is not used" in done.stderr
+    assert "layer.infer" in done.stderr
+    with pytest.raises(InputError, match=r"layer\.infer"):
+        run("gpt-nano", "--calibration", str(tmp_path / "cache" / "qkv" / "calibration-old.json"))
+
+
 def test_a_measurement_is_compared_with_the_prediction(tmp_path):
     save_calibration(make_calibration(device=gpu_name_or_cpu_threads(torch.device("cpu"))), tmp_path / "c.json")
     output = run("gpt-nano", "--seq-len", "16", "--measure", "--calibration", str(tmp_path / "c.json"))

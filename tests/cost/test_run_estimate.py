@@ -49,7 +49,13 @@ def test_a_calibration_from_before_a_norm_or_activation_was_added_is_ignored(tab
     calibration = make_calibration()
     tables = {name: timings for name, timings in calibration.tables.items() if name != table}
     save_calibration(calibration.replace(tables=tables), tmp_path / "qkv" / "calibration-a.json")
-    assert find_newest_calibration(config, Mode.TRAIN, Precision.FLOAT32) is None
-    assert find_newest_calibration(config, Mode.PREFILL, Precision.FLOAT32) is not None
+    messages = []
+    assert find_newest_calibration(config, Mode.TRAIN, Precision.FLOAT32, log=messages.append) is None
+    assert len(messages) == 1
+    assert "calibration-a.json" in messages[0]
+    assert table in messages[0]
+    assert find_newest_calibration(config, Mode.PREFILL, Precision.FLOAT32, log=messages.append) is not None
     others = config.replace(norm="rms", activation="silu")
-    assert find_newest_calibration(others, Mode.TRAIN, Precision.FLOAT32) is not None
+    assert find_newest_calibration(others, Mode.TRAIN, Precision.FLOAT32, log=messages.append) is not None
+    assert find_newest_calibration(config, Mode.TRAIN, Precision.FLOAT32, device="h200", log=messages.append) is None
+    assert len(messages) == 1

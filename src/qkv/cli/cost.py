@@ -12,7 +12,7 @@ from qkv.choices import AttentionKernel, BackendName
 from qkv.cli.cost_measurement import validated_measurement_device_name
 from qkv.cli.cost_plan import COST_DEVICE_NAMES, calibrate, parse_count, plan
 from qkv.cli.help import SimplifiedMetavarCommand
-from qkv.cli.output import TERMINAL_WIDTH
+from qkv.cli.output import TERMINAL_WIDTH, print_status
 from qkv.errors import InputError
 
 if TYPE_CHECKING:
@@ -180,7 +180,6 @@ def _select_format(flags: dict[str, bool]) -> str:
 
 
 def _plot_cost_to_file(estimate: "Estimate", device: "DeviceSpec | None", path: Path) -> None:
-    from qkv.cli.output import print_status
     from qkv.cost.devices import find_device
     from qkv.inspection.cost_figures import plot_cost_overview
     from qkv.inspection.figures import save_figure
@@ -223,7 +222,7 @@ def _load_applicable_calibration(
 
     workload = estimate.workload
     if path is None:
-        return find_newest_calibration(estimate.config, workload.mode, workload.dtype, device=device)
+        return find_newest_calibration(estimate.config, workload.mode, workload.dtype, device=device, log=print_status)
     calibration = load_calibration(path)
     calibration.check_precision(workload.mode, workload.dtype)
     if device is not None and not calibration.is_for_device(device):

@@ -241,7 +241,7 @@ class Calibration(Config):
         """Raise `InputError` if the norm or the activation of a model was added to qkv after the calibration."""
         if isinstance(config, TransformerConfig):
             for kind in (config.norm, config.activation):
-                self.get_table(f"{kind.value}.{'train' if mode is Mode.TRAIN else 'infer'}")
+                self.get_table(f"{kind.value}.{mode.pass_name}")
 
     def get_reference_steps(self, backend: str, family: str, mode: Mode) -> tuple[ReferenceStep, ...]:
         """Return the reference steps of a backend, or an empty tuple if it runs the kernels of the eager backend."""
@@ -354,20 +354,31 @@ def list_calibrations() -> list[Path]:
 
 
 def find_newest_calibration(
-    config: ModelConfig, mode: Mode, dtype: Precision, *, device: str | None = None
+    config: ModelConfig,
+    mode: Mode,
+    dtype: Precision,
+    *,
+    device: str | None = None,
+    log: Callable[[str], None] = lambda _message: None,
 ) -> Calibration | None:
     """Return the newest calibration for the given model, mode, precision and device, or None if there is none.
 
-    If a device is given, a calibration that is shipped with qkv is used as a fallback.
+    If a device is given, a calibration that is shipped with qkv is used as a fallback. `log` receives a message for
+    each calibration that is skipped only because it lacks the model's norm or activation.
     """
     shipped = [] if device is None else sorted(SHIPPED_FOLDER.glob("calibration-*.json"))
     for path in [*list_calibrations(), *shipped]:
         try:
             calibration = load_calibration(path)
             calibration.check_precision(mode, dtype)
-            calibration.check_kernels(config, mode)
         except InputError:
             continue  # the file is for another precision or was written by an older version
-        if device is None or calibration.is_for_device(device):
-            return calibration
+        if device is not None and not calibration.is_for_device(device):
+            continue
+        try:
+            calibration.check_kernels(config, mode)
+        except InputError as error:
+            log(f"{path} is not used: {error}")
+            continue
+        return calibration
     return None

@@ -386,7 +386,7 @@ class _OperationTimePredictor:
         self.config = config
         self.workload = workload
         self.calibration = calibration
-        self.pass_name = "train" if workload.mode is Mode.TRAIN else "infer"
+        self.pass_name = workload.mode.pass_name
         n_parameters = count_parameters(config).total
         n_cache_bytes = 0
         if workload.mode is Mode.DECODE:

@@ -29,6 +29,11 @@ class Mode(StrEnum):
     """Prefill of a prompt of `seq_len` tokens, followed by decode steps. The prefill yields the first of
     `n_new_tokens`."""
 
+    @property
+    def pass_name(self) -> str:
+        """The last part of the names of calibration tables, which are measured with or without a backward pass."""
+        return "train" if self is Mode.TRAIN else "infer"
+
 
 class DeviceType(StrEnum):
     """The type of device, which affects what some kernels save for the backward pass but not the FLOPs."""

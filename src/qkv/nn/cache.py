@@ -236,7 +236,7 @@ class KVCache:
         cached, previous = self.sources[0].keys_values, self._source_states
         if cached is not None:
             is_other = (cached[0].shape[0], cached[0].shape[2]) != tuple(states.shape[:2])
-            # After a reordering of the cached keys, `previous` has another shape, so its values cannot be compared.
+            # If sources were dropped from the cached keys, `previous` has another shape and cannot be compared.
             if previous is not None and previous is not states and previous.shape == states.shape:
                 is_other = is_other or (can_read_values(states) and not torch.equal(previous, states))
             if is_other:
