@@ -31,7 +31,7 @@ ROUNDS = {"cpu": 3, "cuda": 4}
 seconds."""
 SECONDS_PER_MEASUREMENT = {"cpu": 0.25, "cuda": 0.1}
 """Duration of each measurement in seconds."""
-MEASURING_SECONDS = {"cpu": 900, "cuda": 150}
+MEASURING_SECONDS = {"cpu": 900, "cuda": 400}
 """No round starts that would end later than this many seconds after the calibration."""
 REFIT_NOTE = (
     "The calibration and the measurements are those of an earlier run. The prediction may have been changed since "

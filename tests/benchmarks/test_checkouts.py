@@ -17,4 +17,4 @@ def test_the_times_of_gpu_cases_are_those_of_one_step(monkeypatch, tmp_path):
     monkeypatch.setattr(checkouts, "compare", compare)
     options = BenchmarkOptions(peers=None, repeats=1, threads=1, log=lambda _: None, device="cuda", baseline=tmp_path)
     rows = checkouts.checkouts(options).rows
-    assert {row[0].split()[0]: row[1:3] for row in rows} == dict.fromkeys(("decode", "encode", "train"), ["1", "1"])
+    assert {row[0].split()[0]: row[1:3] for row in rows} == {key: ["1", "1"] for key in ("decode", "encode", "train")}
