@@ -25,12 +25,6 @@ class Case:
     engine: Engine
     plan: ComparisonPlan
     peers: Sequence[Engine] = ()
-    reports_time_per_step: bool = False
-    """Whether the engine returns the time of one step instead of all timed steps, as the engines of GPU decoding do."""
-
-    @property
-    def n_reported_steps(self) -> int:
-        return 1 if self.reports_time_per_step else self.plan.time_steps
 
 
 def checkouts(options: BenchmarkOptions) -> Report:
@@ -78,7 +72,7 @@ def _row(case: Case, result: Comparison) -> list[str]:
     ]
     return [
         case.description,
-        *(f"{1000 * best.wall / case.n_reported_steps:.4g}" for best in (before, after)),
+        *(f"{1000 * best.wall / case.plan.time_steps:.4g}" for best in (before, after)),
         f"{ratio:.3f}",
         f"{after.cpu / before.cpu:.3f}",
         f"{median(rounds[1]) / median(rounds[0]):.3f}",
@@ -137,14 +131,8 @@ def _gpu_cases(options: BenchmarkOptions) -> Iterator[Case]:
         ("decode Llama-like 1.3B, 1 text", large, []),
         ("decode GPT-2 124M, 1 text", gpt2, []),
     ):
-        plan = ComparisonPlan(workload=asdict(workload), check_steps=1, time_steps=2, tolerance=0.0, threads=4)
-        yield Case(
-            description=description,
-            engine=gpu_decoding.OURS,
-            plan=plan,
-            peers=others if options.peers else [],
-            reports_time_per_step=True,
-        )
+        plan = ComparisonPlan(workload=asdict(workload), check_steps=1, time_steps=1, tolerance=0.0, threads=4)
+        yield Case(description=description, engine=gpu_decoding.OURS, plan=plan, peers=others if options.peers else [])
     for description, shape in gpu_encoding.WORKLOADS.items():
         encode = GPUEncodeWorkload(**gpu_encoding.SHAPE, **shape, device="cuda")
         plan = ComparisonPlan(

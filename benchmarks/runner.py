@@ -91,6 +91,8 @@ class ComparisonPlan:
     workload: Mapping[str, Any]
     check_steps: int
     time_steps: int
+    """Number of steps per measurement. Engines that decode repeat the measurement instead and return the mean time of
+    one decode step."""
     tolerance: float
     threads: int
 

@@ -144,7 +144,7 @@ class StateAttention(nn.Module):
             # Every query is added to every key: (batch, query, 1, width) + (batch, 1, key, width).
             hidden = self.q_proj(queries)[:, :, None] + keys
             return self.score_proj(torch.tanh(hidden)).squeeze(-1)[:, None]
-        # Scores do not depend on the values.
+        # `scores` does not read the values, so the keys take their place.
         return AttentionInputs(queries=queries[:, None], keys=keys, values=keys, scale=1.0).scores()
 
 
