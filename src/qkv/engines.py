@@ -188,6 +188,8 @@ def _reason_training_unsupported(backend: Backend, model: nn.Module, config: Tra
 def _reason_not_on_device(backend: Backend, device: torch.device) -> str | None:
     if backend.device_type in (None, device.type):
         return None
+    if backend.device_type == "cuda" and not torch.cuda.is_available():
+        return "PyTorch finds no NVIDIA GPU on this machine"
     return f"the model is on {device}, not on {'an NVIDIA GPU' if backend.device_type == 'cuda' else 'a CPU'}"
 
 
@@ -204,10 +206,11 @@ def _select_backend(reason_against: Callable[[Backend], str | None], backend: st
 
 def _explain_backends(reason_against: Callable[[Backend], str | None], backend: str) -> tuple[str, dict[str, str]]:
     selected, reasons = _select_backend(reason_against, backend), dict[str, str]()
-    for candidate in BACKENDS:
-        if candidate is selected:
-            break
-        reasons[candidate.name] = reason_against(candidate) or f"not selected by --backend {backend}"
+    for candidate in BACKENDS[: BACKENDS.index(selected)]:
+        is_auto = backend == BackendName.AUTO
+        reason = reason_against(candidate) if is_auto else f"not selected by --backend {backend}"
+        assert reason is not None, "auto selects the first backend that supports the model"
+        reasons[candidate.name] = reason
     return selected.name, reasons
 
 

@@ -308,12 +308,24 @@ def test_a_model_in_a_state_that_a_fast_engine_would_ignore_runs_eagerly(backend
     assert select_backend(model).name == BackendName.EAGER
 
 
-def test_a_model_on_another_device_or_of_another_dtype_is_rejected():
+@pytest.mark.parametrize(
+    ("has_gpu", "reason"),
+    [(True, "the model is on cpu, not on an NVIDIA GPU"), (False, "PyTorch finds no NVIDIA GPU on this machine")],
+)
+def test_a_model_on_another_device_or_of_another_dtype_is_rejected(has_gpu, reason, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     with torch.no_grad():
-        reasons = explain_backends(build_random_model(GPTS["default"]))
-    assert reasons[0] == BackendName.EAGER
-    assert "cpu" in reasons[1][BackendName.CUDA]
-    assert "torch.float64" in reasons[1][BackendName.CPU]
+        selected, reasons = explain_backends(build_random_model(GPTS["default"]))
+    assert selected == BackendName.EAGER
+    assert reasons[BackendName.CUDA] == reason
+    assert "torch.float64" in reasons[BackendName.CPU]
+
+
+def test_with_a_named_backend_the_faster_ones_are_not_used_because_of_the_option():
+    with torch.no_grad():
+        selected, reasons = explain_backends(build_random_model(GPTS["default"]), BackendName.EAGER)
+    assert selected == BackendName.EAGER
+    assert reasons == dict.fromkeys([BackendName.CUDA, BackendName.CPU], "not selected by --backend eager")
 
 
 def test_an_unknown_backend_is_rejected():

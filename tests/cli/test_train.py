@@ -230,9 +230,12 @@ def test_options_without_an_effect_on_a_recipe_are_rejected(command, recipe_file
     assert_error(command("train", recipe_file, *option), f"{option[0]} ", "recipe", "training.steps=200")
 
 
-def test_a_backend_for_another_device_is_rejected_before_the_data_is_prepared(command, recipe_file, tmp_path):
+def test_a_backend_for_another_device_is_rejected_before_the_data_is_prepared(
+    command, recipe_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     answer = command("train", recipe_file, "--out", "run", "--device", "cpu", "--backend", "cuda")
-    assert_error(answer, "--backend cuda: the model is on cpu, not on an NVIDIA GPU")
+    assert_error(answer, "--backend cuda: PyTorch finds no NVIDIA GPU on this machine")
     assert not (tmp_path / "run").exists()
 
 

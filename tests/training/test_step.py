@@ -230,7 +230,8 @@ def test_the_objective_is_created_and_the_step_runs_with_the_modules_of_the_back
             assert n_inside == expected
 
 
-def test_a_named_backend_that_does_not_support_the_model_is_rejected(run):
+def test_a_named_backend_that_does_not_support_the_model_is_rejected(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(InputError, match=r"--backend cuda: the model is on cpu, not on an NVIDIA GPU"):
         build_cpu_trainer(run(), backend="cuda")
     with pytest.raises(InputError, match=r"--backend cpu: requires a weight matrix with at least 131,072 elements"):

@@ -88,7 +88,9 @@ def estimate_cost(
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help=f"Device for which to compute a lower bound on the time: {COST_DEVICE_NAMES}."
+            metavar="NAME",
+            help=f"Device for which to compute a lower bound on the time and, if qkv has a calibration of it, a "
+            f"prediction: {COST_DEVICE_NAMES}.",
         ),
     ] = None,
     calibration: Annotated[
@@ -126,9 +128,9 @@ def estimate_cost(
 ) -> None:
     """Estimate the parameters, FLOPs, memory and time of one step, without building the model.
 
-    Prints a lower bound on the time (with --device), a predicted time (if this machine has been calibrated) and a
-    measured time (with --measure). `qkv cost plan` estimates a complete training run. `qkv cost calibrate` measures the
-    kernels of this machine.
+    Prints a lower bound on the time (with --device), a predicted time (if qkv has a calibration of this machine or of
+    --device; it contains one of an H200) and a measured time (with --measure). `qkv cost plan` estimates a complete
+    training run. `qkv cost calibrate` measures the kernels of this machine.
 
     \b
     Examples:

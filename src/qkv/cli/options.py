@@ -47,7 +47,7 @@ BackendOption = Annotated[
     BackendName,
     typer.Option(
         help="Implementation of the model: auto (the fastest that supports the model), eager (plain PyTorch), cpu or "
-        "cuda. `qkv doctor` lists which backends support which models."
+        "cuda. `qkv doctor` reports what auto selects, and why."
     ),
 ]
 
