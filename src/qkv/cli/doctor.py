@@ -145,7 +145,7 @@ def _matmul_rate_and_calibration_rows() -> list[DiagnosticRow]:
         (
             "calibration",
             calibrations or "none",
-            "" if calibrations else "run `qkv cost calibrate` so that `qkv cost` can predict times on this machine",
+            "" if calibrations else "run `qkv cost calibrate` to predict times on this machine",
         ),
     ]
 
